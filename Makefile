@@ -1,0 +1,54 @@
+# Every target sets up what it needs. `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_VERSION ?= 2.13.0
+TRITON_VERSION ?= 3.6.0
+TORCH_PIP_ARGS ?=
+SWEEP_ARGS ?=
+BENCH_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
+VLLM_VERSIONS ?= 0.25.1 0.33.0
+
+BIN := $(VENV)/bin
+export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
+
+.DEFAULT_GOAL := help
+.PHONY: help sweep test lint test-gpu bench-serve setup-run setup-test sources
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+sweep: setup-run ## sweep qwen-moe-fp8 for the H200; without one, answered from recorded evidence
+	@echo "==> bringing the database up to date (autotune db upgrade)" >&2
+	@$(BIN)/autotune db upgrade
+	@echo "==> autotune sweep --gpu h200 --model qwen-moe-fp8 $(SWEEP_ARGS)" >&2
+	@$(BIN)/autotune sweep --gpu h200 --model qwen-moe-fp8 $(SWEEP_ARGS)
+
+test: lint sources ## check style, types and layers, then run all tests that need no GPU
+	@echo "==> pytest $(PYTEST_ARGS)" >&2
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup-test ## ruff and mypy only
+	@echo "==> ruff check, ruff format --check" >&2
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "==> mypy --strict" >&2
+	@$(BIN)/mypy
+
+test-gpu: setup-test ## run the tests that need a CUDA GPU
+	@echo "==> pytest -m gpu" >&2
+	@$(BIN)/python -m pytest -m gpu -n 0
+
+bench-serve: ## with a CUDA GPU and vLLM in PYTHON: serve with and without the plugin, and compare
+	@$(PYTHON) benchmarks/serve_with_plugin.py --out bench-results $(BENCH_ARGS)
+
+setup-run:
+	@tools/bootstrap.sh run
+
+setup-test:
+	@tools/bootstrap.sh test
+
+sources: setup-test
+	@echo "==> fetching the sources of vLLM $(VLLM_VERSIONS) for the plugin tests (kept in .cache)" >&2
+	@$(BIN)/python tools/fetch_vllm_sources.py $(VLLM_VERSIONS)

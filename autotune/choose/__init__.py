@@ -1,0 +1,1 @@
+"""Choosing: what to try next, and a pure function from evidence to routes."""

@@ -1,0 +1,172 @@
+"""The conditional search space: a backend, and for Triton kernels Swap-AB, tile sizes, warps and stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+
+from autotune.kernels.specs import Support, backends_for
+from autotune.vocabulary.candidate import (
+    BackendName,
+    Candidate,
+    DeepGemmCandidate,
+    FlashinferCutlassCandidate,
+    FusedTritonCandidate,
+    Tile,
+    TritonCandidate,
+    VllmCutlassCandidate,
+)
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.problem import Problem
+
+TUNABLE: tuple[BackendName, ...] = ("triton", "fused_triton")
+"""Backends with options to search; the others have one candidate each."""
+
+BLOCK_M = (16, 32, 64, 128)
+BLOCK_N = (32, 64, 128, 256)
+BLOCK_K = (64, 128, 256)
+GROUP_M = (1, 8, 32)
+WARPS = (4, 8)
+STAGES = (2, 3, 4, 5)
+
+
+class Space:
+    """What may be proposed for one problem at one token count.
+
+    Args:
+        only: restrict to these backends; None for all that support the problem.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        tokens: int,
+        environment: Environment,
+        only: frozenset[BackendName] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.tokens = tokens
+        self.support: dict[BackendName, Support] = {
+            name: support
+            for name, support in backends_for(problem, environment).items()
+            if only is None or name in only
+        }
+        self.backends = tuple(name for name, support in self.support.items() if support.ok)
+        self.tunable = tuple(name for name in self.backends if name in TUNABLE)
+        # Swap-AB matters for WGMMA only, which has capability 9.0; vLLM's kernel swaps FP8 only.
+        self._hopper = environment.capability == "9.0"
+        rows = tokens * problem.topk / problem.global_experts
+        # Row blocks much taller than an expert's rows are mostly padding; much shorter ones read the
+        # weights again and again.
+        self._block_m = tuple(m for m in BLOCK_M if (m <= max(16, 4 * rows)) and (m >= min(64, rows / 16)))
+        self._block_k = tuple(k for k in BLOCK_K if k <= 128) if problem.scheme.block_shape else BLOCK_K
+
+    def fixed(self) -> list[Candidate]:
+        """Backends without options: measured once, not searched."""
+        made: dict[str, Candidate] = {
+            "vllm_cutlass": VllmCutlassCandidate(),
+            "flashinfer_cutlass": FlashinferCutlassCandidate(),
+            "deep_gemm": DeepGemmCandidate(),
+        }
+        return [made[name] for name in self.backends if name in made]
+
+    def seeds(self, baseline: Candidate, neighbours: list[Candidate]) -> list[Candidate]:
+        """Where the search starts: the baseline's own config, the neighbouring token count's best, and a
+        translation of each between the two Triton kernels."""
+        found: dict[str, Candidate] = {}
+        for start in [baseline, *neighbours]:
+            for candidate in (start, *self._translate(start)):
+                if candidate.backend in self.backends:
+                    found.setdefault(candidate.digest, candidate)
+        return list(found.values())
+
+    def _translate(self, candidate: Candidate) -> list[Candidate]:
+        if isinstance(candidate, TritonCandidate) and "fused_triton" in self.tunable:
+            tile = candidate.tile
+            # The gate-up kernel reads two weight tiles a step: half the width keeps its shared memory.
+            narrow = tile.model_copy(update={"block_n": max(32, tile.block_n // 2)})
+            return [FusedTritonCandidate(gate_up=narrow, down=tile, swap_ab=candidate.swap_ab)]
+        if isinstance(candidate, FusedTritonCandidate) and "triton" in self.tunable:
+            swap = candidate.swap_ab and self.problem.scheme.is_fp8
+            return [TritonCandidate(tile=candidate.down, swap_ab=swap)]
+        return []
+
+    def suggest(self, trial: optuna.Trial) -> Candidate:
+        """Let Optuna pick a candidate."""
+        backend = trial.suggest_categorical("backend", self.tunable)
+        picked = {
+            name: trial.suggest_categorical(name, distribution.choices)
+            for name, distribution in self._distributions(backend).items()
+        }
+        return self._build(backend, picked)
+
+    def parameters(self, candidate: Candidate) -> tuple[dict[str, Any], dict[str, BaseDistribution]] | None:
+        """A candidate as Optuna parameters; None if it lies outside the space."""
+        if isinstance(candidate, TritonCandidate):
+            values = {"swap": candidate.swap_ab, "m": candidate.tile.block_m, "group": candidate.tile.group_m}
+            values |= _tile_values("", candidate.tile)
+            prefix = "triton"
+        elif isinstance(candidate, FusedTritonCandidate):
+            values = {
+                "swap": candidate.swap_ab,
+                "m": candidate.gate_up.block_m,
+                "group": candidate.gate_up.group_m,
+            }
+            values |= _tile_values("gate_up_", candidate.gate_up) | _tile_values("down_", candidate.down)
+            prefix = "fused_triton"
+        else:
+            return None
+        if prefix not in self.tunable:
+            return None
+        named: dict[str, Any] = {f"{prefix}_{key}": value for key, value in values.items()}
+        distributions: dict[str, BaseDistribution] = {"backend": CategoricalDistribution(self.tunable)}
+        known = self._distributions(prefix)
+        if set(known) != set(named) or any(value not in known[key].choices for key, value in named.items()):
+            return None
+        return {"backend": prefix, **named}, {**distributions, **known}
+
+    def _distributions(self, backend: str) -> dict[str, CategoricalDistribution]:
+        swaps: tuple[bool, ...] = (False, True)
+        if not self._hopper or (backend == "triton" and not self.problem.scheme.is_fp8):
+            swaps = (False,)
+        choices: dict[str, tuple[Any, ...]] = {"swap": swaps, "m": self._block_m, "group": GROUP_M}
+        for part in ("",) if backend == "triton" else ("gate_up_", "down_"):
+            # Two weight tiles a step: the widest would not fit shared memory.
+            wide = BLOCK_N[:-1] if part == "gate_up_" else BLOCK_N
+            choices |= {
+                f"{part}n": wide,
+                f"{part}k": self._block_k,
+                f"{part}warps": WARPS,
+                f"{part}stages": STAGES,
+            }
+        return {f"{backend}_{key}": CategoricalDistribution(value) for key, value in choices.items()}
+
+    def _build(self, backend: str, picked: Mapping[str, Any]) -> Candidate:
+        def value(key: str) -> Any:
+            return picked[f"{backend}_{key}"]
+
+        def tile(part: str) -> Tile:
+            return Tile(
+                block_m=value("m"),
+                block_n=value(f"{part}n"),
+                block_k=value(f"{part}k"),
+                group_m=value("group"),
+                num_warps=value(f"{part}warps"),
+                num_stages=value(f"{part}stages"),
+            )
+
+        if backend == "triton":
+            return TritonCandidate(tile=tile(""), swap_ab=value("swap"))
+        return FusedTritonCandidate(gate_up=tile("gate_up_"), down=tile("down_"), swap_ab=value("swap"))
+
+
+def _tile_values(part: str, tile: Tile) -> dict[str, int]:
+    return {
+        f"{part}n": tile.block_n,
+        f"{part}k": tile.block_k,
+        f"{part}warps": tile.num_warps,
+        f"{part}stages": tile.num_stages,
+    }

@@ -1,0 +1,307 @@
+"""A sweep: screen candidates per token count, re-time the finalists in several processes, build the table."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Protocol
+
+from autotune.choose.routes import DEFAULT_MARGIN, PROCESSES, build_table, first_of_range, points_of
+from autotune.choose.space import Space
+from autotune.choose.store import MeasurementStore
+from autotune.choose.study import TokenStudy, relative_time
+from autotune.measure.task import Runner, Task
+from autotune.vocabulary.candidate import BackendName, Candidate
+from autotune.vocabulary.errors import AutotuneError, NotFoundError, UsageError
+from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage
+from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.table import RoutingTable
+from autotune.vocabulary.traffic import DEFAULT_TOKENS
+
+ROUND = 8
+"""Proposals per token count and round: enough to keep a compile pool busy, few enough to learn between."""
+NEAR = 1.25
+"""A backend's best candidate is re-timed only if screening saw it within this factor of the best of all."""
+FINALISTS = 3
+SCREEN_SHARE = 0.5
+"""Of a time budget, what screening may use; the rest is for the finals, which make the evidence."""
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What to sweep.
+
+    Args:
+        budget_s: seconds for the whole sweep; screening stops at half of it. None: no limit.
+        trials: screened candidates per token count, at most.
+        run: the name of the run to continue; None starts a new one.
+    """
+
+    problem: Problem
+    checkpoint: Checkpoint
+    tokens: tuple[int, ...] = DEFAULT_TOKENS
+    routing: str = "uniform"
+    budget_s: float | None = 300.0
+    trials: int = 60
+    margin: float = DEFAULT_MARGIN
+    backends: frozenset[BackendName] | None = None
+    seed: int = 0
+    run: str | None = None
+
+
+class Progress(Protocol):
+    """Where a sweep tells how far it is."""
+
+    def phase(self, name: str, total: int) -> None: ...
+    def step(self, tokens: int, trying: str, best: str = "", *, advance: int = 1) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass
+class SweepResult:
+    """What a sweep made. `table` is None only if no token count could be measured."""
+
+    run: str
+    table: RoutingTable | None
+    new: int = 0
+    known: int = 0
+    skipped: dict[int, str] = field(default_factory=dict)
+
+
+class Sweep:
+    """Runs a plan. Every measurement is stored as it is made, so a killed sweep loses at most one."""
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        runner: Runner,
+        store: MeasurementStore,
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan = plan
+        self.runner = runner
+        self.store = store
+        self.progress = progress
+        self._clock = clock
+        self._start = clock()
+        self.environment = runner.machine.environment
+        self.run = plan.run or f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:6]}"
+        self.result = SweepResult(self.run, None)
+        self._studies: dict[int, TokenStudy] = {}
+        self._baselines: dict[int, Candidate] = {}
+        self._done: dict[tuple[int, str, Stage, int], Measurement] = {}
+
+    def execute(self) -> SweepResult:
+        """Screen, re-time, build the table.
+
+        Raises:
+            UsageError: if the plan names token counts that cannot be had, or nothing could be measured.
+        """
+        self._load()
+        self._find_baselines()
+        self._screen()
+        self._finals()
+        self._neighbours()
+        self.result.table = self._table()
+        return self.result
+
+    def _load(self) -> None:
+        plan = self.plan
+        if plan.run is None:
+            return
+        for m in self.store.measurements(
+            plan.problem,
+            environment=self.environment,
+            checkpoint=plan.checkpoint,
+            routing=plan.routing,
+            run=plan.run,
+        ):
+            self._remember(m)
+        self.progress.note(f"resuming run {plan.run}: {len(self._done)} measurements are there already")
+
+    def _find_baselines(self) -> None:
+        self.progress.phase("baselines", len(self.plan.tokens))
+        for tokens in self.plan.tokens:
+            try:
+                baseline = self.runner.baseline(self.plan.problem, self.plan.checkpoint, tokens)
+            except NotFoundError as error:
+                self._skip(tokens, str(error))
+                continue
+            space = Space(self.plan.problem, tokens, self.environment, self.plan.backends)
+            recorded = self.runner.recorded(self.plan.problem, tokens)
+            study = TokenStudy(space, self.environment, self.plan.seed + tokens, recorded)
+            for (count, _, stage, _), m in self._done.items():
+                if count == tokens and stage is Stage.SCREEN:
+                    study.tell(m)
+            self._baselines[tokens] = baseline
+            self._studies[tokens] = study
+            self.progress.step(tokens, f"vLLM alone: {baseline}")
+        if not self._studies:
+            raise UsageError(
+                f"None of the token counts {list(self.plan.tokens)} can be measured.",
+                "; ".join(sorted(set(self.result.skipped.values()))),
+            )
+
+    def _screen(self) -> None:
+        deadline = None if self.plan.budget_s is None else self._start + SCREEN_SHARE * self.plan.budget_s
+        self.progress.phase(
+            "screening", sum(study.room(self.plan.trials) for study in self._studies.values())
+        )
+        first, longest = True, 0.0
+        while True:
+            begun = self._clock()
+            # The first round always runs; another only if it is likely to end in time.
+            if not first and deadline is not None and begun + longest > deadline:
+                return
+            batches = self._propose(first)
+            if not batches:
+                return
+            self._compile([(tokens, c) for tokens, batch in batches.items() for c in batch])
+            for tokens, batch in batches.items():
+                study = self._studies[tokens]
+                for m in self._measure(tokens, batch, Stage.SCREEN, 0):
+                    study.tell(m)
+                    self.progress.step(tokens, str(m.candidate), _describe(study.best))
+            first, longest = False, max(0.8 * longest, self._clock() - begun)
+
+    def _propose(self, first: bool) -> dict[int, list[Candidate]]:
+        batches: dict[int, list[Candidate]] = {}
+        ordered = list(self._studies)
+        for index, tokens in enumerate(ordered):
+            study = self._studies[tokens]
+            room = min(ROUND + (4 if first else 0), study.room(self.plan.trials))
+            if room <= 0 or tokens in self.result.skipped:
+                continue
+            neighbours = [
+                best.candidate
+                for other in ordered[max(0, index - 1) : index + 2]
+                if other != tokens and (best := self._studies[other].best)
+            ]
+            seeds = study.space.seeds(self._baselines[tokens], neighbours)
+            if first:
+                seeds = [*study.space.fixed(), *seeds]
+            batch = study.propose(room, seeds)
+            if batch:
+                batches[tokens] = batch
+        return batches
+
+    def _compile(self, pairs: list[tuple[int, Candidate]]) -> None:
+        for number, (tokens, candidate) in enumerate(self.runner.compile(self.plan.problem, pairs), 1):
+            self.progress.step(tokens, f"compiled {number}/{len(pairs)}: {candidate}", advance=0)
+
+    def _finals(self) -> None:
+        wanted = {tokens: self._finalists(study) for tokens, study in self._studies.items()}
+        self._time_finals("finals", wanted)
+
+    def _finalists(self, study: TokenStudy) -> list[Candidate]:
+        """The best few, and each backend's best that comes near: a static choice needs its evidence too."""
+        ranking = study.ranking()
+        chosen: dict[str, Candidate] = {}
+        baseline = self._baselines[study.space.tokens]
+        best = relative_time(ranking[0]) if ranking else None
+        for m in ranking:
+            near = best is not None and (relative_time(m) or math.inf) <= NEAR * best
+            new_backend = near and m.candidate.backend not in {c.backend for c in chosen.values()}
+            if (len(chosen) < FINALISTS or new_backend) and m.candidate != baseline:
+                chosen[m.candidate.digest] = m.candidate
+        return list(chosen.values())
+
+    def _neighbours(self) -> None:
+        """Time each count's winner, and each backend's best, at the count before: a range needs both ends."""
+        points = points_of(self._final_evidence())
+        wanted: dict[int, list[Candidate]] = {}
+        for previous, point in pairwise(points):
+            won = point.winner(self.plan.margin)
+            candidates = [won.candidate] if won else []
+            candidates += [s.candidate for s in point.best_of_backends() if s.final]
+            for candidate in candidates:
+                if first_of_range(previous, point, candidate) == point.tokens and (
+                    candidate.digest not in previous.finals and candidate != previous.baseline
+                ):
+                    batch = wanted.setdefault(previous.tokens, [])
+                    if candidate not in batch:
+                        batch.append(candidate)
+        if wanted:
+            self._time_finals("range ends", wanted)
+
+    def _time_finals(self, name: str, wanted: dict[int, list[Candidate]]) -> None:
+        self.progress.phase(name, PROCESSES * sum(len(batch) for batch in wanted.values()))
+        pairs = [(tokens, c) for tokens, batch in wanted.items() for c in batch]
+        self._compile(pairs)
+        self.runner.start_processes(PROCESSES)
+        for process in range(PROCESSES):
+            for tokens, batch in wanted.items():
+                for m in self._measure(tokens, batch, Stage.FINAL, process):
+                    value = relative_time(m)
+                    text = f"{1 / value:.3f}x" if value else m.status.value
+                    self.progress.step(tokens, f"{m.candidate}", f"process {process + 1}: {text}")
+
+    def _measure(
+        self, tokens: int, candidates: list[Candidate], stage: Stage, process: int
+    ) -> Iterable[Measurement]:
+        """Measure what this run has not measured yet; store each before it is used."""
+        fresh: list[Candidate] = []
+        for candidate in candidates:
+            there = self._done.get((tokens, candidate.digest, stage, process))
+            if there is not None:
+                yield there
+            else:
+                fresh.append(candidate)
+        if not fresh or tokens in self.result.skipped:
+            return
+        task = Task(
+            problem=self.plan.problem,
+            checkpoint=self.plan.checkpoint,
+            tokens=tokens,
+            baseline=self._baselines[tokens],
+            candidates=tuple(fresh),
+            stage=stage,
+            run=self.run,
+            routing=self.plan.routing,
+            process=process,
+            # Finals draw inputs of their own: fresh data in every process.
+            seed=self.plan.seed + (0 if stage is Stage.SCREEN else 101 + process),
+        )
+        try:
+            for m in self.runner.measure(task):
+                if self.store.append(m):
+                    self.result.new += 1
+                else:
+                    self.result.known += 1
+                self._remember(m)
+                yield m
+        except AutotuneError as error:
+            self._skip(tokens, str(error))
+
+    def _skip(self, tokens: int, reason: str) -> None:
+        self.result.skipped[tokens] = reason
+        self.progress.note(f"{tokens} tokens left out: {reason}")
+
+    def _remember(self, m: Measurement) -> None:
+        self._done[m.tokens, m.candidate.digest, m.stage, m.process] = m
+
+    def _final_evidence(self) -> list[Measurement]:
+        return [m for m in self._done.values() if m.stage is Stage.FINAL]
+
+    def _table(self) -> RoutingTable:
+        return build_table(
+            list(self._done.values()),
+            problem=self.plan.problem,
+            environment=self.environment,
+            checkpoint=self.plan.checkpoint,
+            margin=self.plan.margin,
+            routing=self.plan.routing,
+        )
+
+
+def _describe(best: Measurement | None) -> str:
+    if best is None:
+        return ""
+    value = relative_time(best)
+    return f"{1 / value:.3f}x {best.candidate}" if value else ""

@@ -1,0 +1,81 @@
+"""`autotune models`: the models known by name, or what one model comes to."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import typer
+
+from autotune.vocabulary.catalogue import MODELS, resolve_model
+from autotune.vocabulary.model import Model
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("models")(models)
+
+
+def models(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A name, a Hugging Face id of the list, or a path to a config.json.", show_default=False
+        ),
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", help="Expert-parallel size; experts then stay whole.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the known models with their dimensions, scheme and source, or show one model.
+
+    A path to any Hugging Face config.json shows the problem that it comes to, or why it is refused.
+    """
+    shown = MODELS if model is None else (resolve_model(model),)
+    # A listing shows layers as published; sizes that one model can be split into need not fit another.
+    entries = [_entry(m, tp=tp, ep=ep) if model is not None else _entry(m) for m in shown]
+    if as_json:
+        typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
+        return
+    if model is not None:
+        for key, value in entries[0].items():
+            if value:
+                typer.echo(f"{key:<13} {', '.join(value) if isinstance(value, tuple) else value}")
+        return
+    _print_table(shown)
+
+
+def _entry(model: Model, *, tp: int = 1, ep: int = 1) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "title": model.title,
+        "problem": str(model.problem(tp=tp, ep=ep)),
+        "scheme": model.scheme.value,
+        "checkpoint": model.checkpoint,
+        "experts": model.experts,
+        "intermediate": model.intermediate,
+        "hidden": model.hidden,
+        "topk": model.topk,
+        "activation": model.act,
+        "source": model.source,
+        "notes": model.notes,
+        "aliases": model.aliases,
+    }
+
+
+def _print_table(shown: tuple[Model, ...]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for heading in ("model", "E", "N", "K", "top-k", "activation", "scheme"):
+        justify: Literal["left", "right"] = "right" if heading in ("E", "N", "K", "top-k") else "left"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for m in shown:
+        sizes = (str(size) for size in (m.experts, m.intermediate, m.hidden, m.topk))
+        table.add_row(m.name, *sizes, m.act, m.scheme.value)
+    console = Console(highlight=False)
+    console.print(table)
+    for m in shown:
+        console.print(f"{m.name}: {m.title}. Source: {m.source}. {m.notes}".rstrip(), soft_wrap=True)

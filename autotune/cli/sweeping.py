@@ -1,0 +1,250 @@
+"""`autotune sweep`: the main job."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.vocabulary.settings import Settings
+from autotune.vocabulary.traffic import DEFAULT_TOKENS
+
+if TYPE_CHECKING:
+    from autotune.choose.sweep import SweepPlan, SweepResult
+    from autotune.measure.task import Runner
+    from autotune.vocabulary.measurement import Checkpoint
+    from autotune.vocabulary.problem import Problem
+
+INTERRUPTED = 130
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("sweep")(sweep)
+
+
+def sweep(
+    gpu: Annotated[str, typer.Option(help="GPU to sweep: h200, h100, ... or a full device name.")],
+    model: Annotated[
+        str, typer.Option(help="A model of `autotune models`, or the path of a Hugging Face config.json.")
+    ] = "",
+    shape: Annotated[
+        str, typer.Option(help="A problem instead of a model: E=128,N=768,K=2048,topk=8,scheme=fp8_block128.")
+    ] = "",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size: divides the intermediate size.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size: divides the experts.")] = 1,
+    tokens: Annotated[
+        str,
+        typer.Option(help=f"Token counts, comma-separated. Default: {','.join(map(str, DEFAULT_TOKENS))}."),
+    ] = "",
+    concurrency: Annotated[
+        str, typer.Option(help="Concurrencies to state the best single backend for, comma-separated.")
+    ] = "1,8,32,128",
+    checkpoint: Annotated[
+        str, typer.Option(help="Checkpoint format, if it is not the model's own: fp8, compressed-tensors.")
+    ] = "",
+    routing: Annotated[
+        str, typer.Option(help="How tokens spread over experts: uniform, or zipf:S with an exponent S.")
+    ] = "uniform",
+    backends: Annotated[str, typer.Option(help="Only these backends, comma-separated. Default: all.")] = "",
+    budget: Annotated[
+        str,
+        typer.Option(help="Time for the sweep: 90s, 5m, 1h, or `none`. Half screens, half makes evidence."),
+    ] = "5m",
+    trials: Annotated[int, typer.Option(min=1, help="Candidates screened per token count, at most.")] = 60,
+    margin: Annotated[
+        float, typer.Option(help="How far a speed-up's lower bound must clear 1 to win.")
+    ] = 0.01,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds the search and the inputs.")] = 0,
+    db: Annotated[
+        str, typer.Option(help="SQLAlchemy URL. Default: AUTOTUNE_DB, or sqlite:///autotune.db.")
+    ] = "",
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Answer from recorded evidence, without a GPU.")
+    ] = False,
+    evidence: Annotated[
+        Path | None, typer.Option(help="A recording to replay instead of the one shipped.", exists=True)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the newest run of this problem.")
+    ] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Publish the table to the channel `stable`.")
+    ] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a busy GPU before refusing.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the routing table as JSON.")] = False,
+) -> None:
+    """Measure every backend on this GPU, choose per token count, and keep the evidence.
+
+    On a machine without a GPU the same sweep is answered from recorded evidence, and says so. Interrupted
+    with Ctrl-C or killed, it continues with --resume; nothing that was measured is lost.
+
+    Example: autotune sweep --gpu h200 --model qwen-moe-fp8 --budget 5m --publish
+    """
+    import re
+
+    from rich.console import Console
+
+    from autotune.cli.problems import parse_backends, parse_duration, parse_numbers, resolve
+    from autotune.vocabulary.environment import gpu_name
+    from autotune.vocabulary.errors import UsageError
+    from autotune.vocabulary.measurement import ROUTING_PATTERN
+
+    console = Console(stderr=True, highlight=False)
+    device = gpu_name(gpu)
+    problem, kind = resolve(model, shape, tp, ep, checkpoint)
+    counts = parse_numbers("--tokens", tokens, most=1 << 17) if tokens else DEFAULT_TOKENS
+    profiles = parse_numbers("--concurrency", concurrency)
+    only = parse_backends(backends)
+    seconds = parse_duration(budget)
+    if not re.fullmatch(ROUTING_PATTERN, routing):
+        raise UsageError(f"Unknown routing {routing!r}.", "Use uniform, or zipf:S such as zipf:1.2.")
+    if not 0 < margin < 1:
+        raise UsageError(f"--margin must lie between 0 and 1, not {margin}.")
+
+    from autotune.choose.sweep import SweepPlan
+    from autotune.db.engine import open_database
+    from autotune.db.store import DatabaseStore
+
+    runner = _runner(device, problem, replay, evidence, wait, console)
+    try:
+        database = open_database(db or Settings.from_env().db)
+        store = DatabaseStore(database)
+        run = None
+        if resume:
+            runs = list(store.runs(problem, runner.machine.environment))
+            run = runs[-1] if runs else None
+            if run is None:
+                console.print("nothing to resume for this problem here: starting a new run")
+        plan = SweepPlan(
+            problem=problem,
+            checkpoint=kind,
+            tokens=tuple(counts),
+            routing=routing,
+            budget_s=seconds,
+            # Recorded candidates cost nothing: all of them have their turn.
+            trials=trials if not runner.machine.recording else 1 << 20,
+            margin=margin,
+            backends=only,
+            seed=seed,
+            run=run,
+        )
+        result = _execute(plan, runner, store, console)
+    finally:
+        runner.close()
+    _report(plan, result, profiles, runner, console, as_json)
+    if publish and result.table is not None:
+        _publish(database, result.table, runner, console)
+
+
+def _runner(
+    device: str, problem: Problem, replay: bool, evidence: Path | None, wait: float, console: Any
+) -> Runner:
+    from autotune.measure.detect import visible_gpu
+    from autotune.vocabulary.errors import NotFoundError, WrongGpuError
+
+    found = None if replay else visible_gpu()
+    if found is not None:
+        if found != device:
+            raise WrongGpuError(
+                f"This machine has {found}, not {device}.",
+                f"Sweep it with --gpu {found}, or answer from recorded evidence with --replay.",
+            )
+        from autotune.measure.gpu_runner import GpuRunner
+
+        return GpuRunner(wait_s=wait, tell=lambda text: console.print(f"[yellow]{text}[/]"))
+
+    from autotune.measure.evidence_file import find_evidence
+    from autotune.measure.replay import ReplayRunner
+
+    recorded = find_evidence(problem, device, evidence)
+    why = "as asked" if replay else "this machine has no GPU"
+    if recorded is None:
+        raise NotFoundError(
+            f"Nothing can be measured ({why}), and there is no recorded evidence for {problem} on {device}.",
+            "Run the sweep on that GPU, or see `autotune models` for what is recorded.",
+        )
+    runner = ReplayRunner(*recorded)
+    console.print(f"[bold yellow]replay[/] ({why}): {runner.machine.recording}")
+    return runner
+
+
+def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> SweepResult:
+    from autotune.choose.sweep import Sweep
+    from autotune.cli.sweep_display import SweepDisplay
+
+    # A plain kill and a closed terminal end like Ctrl-C: workers stopped, the run named.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with SweepDisplay(console, plan.budget_s) as display:
+        job = Sweep(plan, runner, store, display)
+        try:
+            return job.execute()
+        except KeyboardInterrupt:
+            display.stop()
+            console.print(
+                f"interrupted: {job.result.new} measurements of run {job.run} are kept. "
+                "Continue with the same command and --resume."
+            )
+            runner.close()
+            sys.exit(INTERRUPTED)
+
+
+def _report(
+    plan: SweepPlan, result: SweepResult, profiles: list[int], runner: Runner, console: Any, as_json: bool
+) -> None:
+    import json
+
+    from rich.console import Console
+
+    from autotune.cli.tables import render_static, render_table
+
+    if result.table is None:
+        return
+    kept = f"run {result.run}: {result.new} new measurements"
+    if runner.machine.recording:
+        kept = f"replayed: {result.new + result.known} recorded measurements, none of them new evidence"
+    console.print(f"{kept}; table {result.table.digest[:12]}")
+    for tokens, reason in result.skipped.items():
+        console.print(f"[yellow]{tokens} tokens left out:[/] {reason}")
+    if as_json:
+        print(json.dumps(result.table.to_json_data(), indent=2))
+        return
+    out = Console(highlight=False)
+    out.print(render_table(result.table))
+    out.print(render_static(result.table, profiles))
+
+
+def _publish(database: Any, table: Any, runner: Runner, console: Any) -> None:
+    import getpass
+
+    from autotune.publish import publish as publish_table
+
+    reason = f"replay of {runner.machine.recording}" if runner.machine.recording else "sweep"
+    try:
+        author = getpass.getuser()
+    except (KeyError, OSError):
+        author = "unknown"
+    with database.write() as session:
+        made = publish_table(
+            session,
+            table,
+            problem=table.problem,
+            environment=table.environment,
+            checkpoint=table.checkpoint,
+            author=author,
+            reason=reason[:500],
+        )
+    number, channel = made.revision.number, made.channel
+    if made.changed:
+        console.print(f"published as revision {number} on channel {channel}; undo with `autotune rollback`")
+    else:
+        console.print(
+            f"channel {channel} points at this table already (revision {number}): nothing to publish"
+        )
+
+
+__all__ = ["Checkpoint", "add_to"]

@@ -1,0 +1,106 @@
+"""The last known good answer of a service, kept on disk for when it cannot be reached."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autotune.vocabulary.canonical import content_digest
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A stored answer.
+
+    Args:
+        body: what the service sent, digest checked.
+        etag: to ask with `If-None-Match`; None if the service sent none.
+        saved_at: when it was fetched, ISO 8601.
+    """
+
+    body: dict[str, Any]
+    etag: str | None
+    saved_at: str
+
+
+class LastKnownGood:
+    """One stored answer per service, GPU and channel.
+
+    Args:
+        folder: where they lie; created when first written.
+    """
+
+    def __init__(self, folder: Path, url: str, gpu: str | None, channel: str) -> None:
+        self._asked = [url, gpu, channel]
+        self.path = folder / "tables" / f"{content_digest(self._asked)[:24]}.json"
+
+    def read(self) -> tuple[Kept | None, str]:
+        """The stored answer, or None and why it is ignored (empty if there is none)."""
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None, ""
+        except (OSError, ValueError, RecursionError) as error:
+            return None, f"the stored tables {self.path} are ignored: {error}"
+        if not isinstance(stored, dict) or [stored.get("format"), stored.get("asked")] != [
+            FORMAT,
+            self._asked,
+        ]:
+            return None, f"the stored tables {self.path} are ignored: of another release or service"
+        body = stored.get("body")
+        try:
+            digest = content_digest(body)
+        except (ValueError, RecursionError) as error:
+            return None, f"the stored tables {self.path} are ignored: {error}"
+        if not isinstance(body, dict) or digest != stored.get("digest"):
+            return (
+                None,
+                f"the stored tables {self.path} are ignored: the digest does not match their content",
+            )
+        etag = stored.get("etag")
+        return Kept(body, etag if isinstance(etag, str) else None, str(stored.get("saved_at"))), ""
+
+    def write(self, body: dict[str, Any], etag: str | None) -> str:
+        """Store an answer; returns why that failed, or an empty string."""
+        stored = {
+            "format": FORMAT,
+            "asked": self._asked,
+            "etag": etag,
+            "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "body": body,
+            "digest": content_digest(body),
+        }
+        return write_atomically(self.path, json.dumps(stored)) or ""
+
+
+def write_atomically(path: Path, text: str) -> str | None:
+    """Replace a file so that a reader sees the old or the new content, never a part, even after a crash.
+
+    Returns:
+        Why it failed (read-only, full disk), or None.
+    """
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        temporary = None
+        return None
+    except OSError as error:
+        return f"{path} cannot be written: {error}"
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)

@@ -1,0 +1,101 @@
+"""The environment of this machine, as a routing table names it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from typing import Any
+
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.errors import GpuNotReadyError, MissingDependencyError
+
+
+def version_of(package: str) -> str | None:
+    """An installed package's version, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def flashinfer_version() -> str | None:
+    """FlashInfer's version if vLLM would use it (the package, and cubins or nvcc), else None."""
+    version = version_of("flashinfer-python")
+    if version is None or importlib.util.find_spec("vllm") is None:
+        return version
+    from vllm.utils.flashinfer import has_flashinfer_cutlass_fused_moe
+
+    return version if has_flashinfer_cutlass_fused_moe() else None
+
+
+def detect_environment() -> Environment:
+    """Ask torch for the GPU and the metadata for versions. Initializes CUDA: call it in a worker process.
+
+    Raises:
+        MissingDependencyError: without torch.
+        GpuNotReadyError: without a CUDA GPU.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Measuring needs PyTorch, which is not installed.",
+            "Install it with `pip install 'moe-autotune[gpu]'`.",
+        ) from error
+    if not torch.cuda.is_available():
+        raise GpuNotReadyError("There is no CUDA GPU here.", "Use --replay to answer from recorded evidence.")
+    major, minor = torch.cuda.get_device_capability()
+    return Environment(
+        gpu=torch.cuda.get_device_name().replace(" ", "_"),
+        capability=f"{major}.{minor}",
+        vllm=version_of("vllm"),
+        torch=version_of("torch"),
+        triton=version_of("triton"),
+        cuda=torch.version.cuda,
+        flashinfer=flashinfer_version(),
+    )
+
+
+def _nvml() -> Any | None:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no driver, no NVML library, or no permission: there is no GPU to see
+        return None
+    return pynvml
+
+
+def visible_gpu() -> str | None:
+    """The first GPU's device name as vLLM spells it, or None. Asks NVML: no CUDA context, no torch."""
+    nvml = _nvml()
+    if nvml is None:
+        return None
+    try:
+        if nvml.nvmlDeviceGetCount() == 0:
+            return None
+        name = nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(_index()))
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+    return (name.decode() if isinstance(name, bytes) else str(name)).replace(" ", "_")
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, or an empty string."""
+    nvml = _nvml()
+    if nvml is None:
+        return ""
+    try:
+        version = nvml.nvmlSystemGetDriverVersion()
+    finally:
+        nvml.nvmlShutdown()
+    return version.decode() if isinstance(version, bytes) else str(version)
+
+
+def _index() -> int:
+    import os
+
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    return int(first) if first.isdigit() else 0

@@ -1,0 +1,83 @@
+"""Recorded evidence as files: gzipped JSON lines, a header and then one measurement a line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from autotune.vocabulary.canonical import canonical_json
+from autotune.vocabulary.errors import TableError
+from autotune.vocabulary.measurement import Measurement
+from autotune.vocabulary.problem import Problem
+
+
+class RecordingHeader(BaseModel):
+    """Where a recording comes from: the first line of its file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str = "moe-autotune evidence"
+    version: int = 1
+    command: str
+    machine: str
+
+
+def write_evidence(path: Path, header: RecordingHeader, measurements: Iterable[Measurement]) -> int:
+    """Write a recording; returns how many measurements it holds. Equal content gives equal bytes."""
+    lines = [canonical_json(header.model_dump(mode="json"))]
+    lines += [canonical_json(m.model_dump(mode="json", exclude_none=True)) for m in measurements]
+    # mtime 0 and no name: the same evidence compresses to the same file.
+    data = gzip.compress(("\n".join(lines) + "\n").encode(), compresslevel=9, mtime=0)
+    path.write_bytes(data)
+    return len(lines) - 1
+
+
+def read_evidence(source: Path | Traversable) -> tuple[RecordingHeader, list[Measurement]]:
+    """Read a recording.
+
+    Raises:
+        TableError: if the file is not whole or not of this kind.
+    """
+    try:
+        lines = gzip.decompress(source.read_bytes()).decode().splitlines()
+        header = RecordingHeader.model_validate_json(lines[0])
+        if header.kind != "moe-autotune evidence" or header.version != 1:
+            raise ValueError(f"kind {header.kind!r} version {header.version}")
+        return header, [Measurement.model_validate(_data(line)) for line in lines[1:]]
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+        raise TableError(
+            f"{source} is no readable evidence file: {str(error).splitlines()[0]}.",
+            "Reinstall moe-autotune, or give another recording.",
+        ) from error
+
+
+def shipped_evidence() -> list[Traversable]:
+    """The recordings in this installation, by name."""
+    folder = files("autotune") / "data" / "evidence"
+    if not folder.is_dir():
+        return []
+    return sorted((f for f in folder.iterdir() if f.name.endswith(".jsonl.gz")), key=lambda f: f.name)
+
+
+def find_evidence(
+    problem: Problem, gpu: str, extra: Path | None = None
+) -> tuple[RecordingHeader, list[Measurement]] | None:
+    """The recording that holds this problem on this GPU (vLLM's device name), or None."""
+    for source in [extra] if extra else shipped_evidence():
+        header, measurements = read_evidence(source)
+        fitting = [m for m in measurements if m.problem == problem and m.environment.gpu == gpu]
+        if fitting:
+            return header, fitting
+    return None
+
+
+def _data(line: str) -> Any:
+    return json.loads(line)

@@ -1,0 +1,184 @@
+"""What the plugin would do on this machine, and why not: the findings behind `autotune vllm doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autotune.client import RoutingClient
+from autotune.vllm_plugin.deployment import Deployment
+from autotune.vllm_plugin.environment import (
+    NEWEST,
+    OLDEST,
+    NoGpuError,
+    installed,
+    resolve_environment,
+    tested,
+)
+from autotune.vllm_plugin.features import Context, Feature
+from autotune.vllm_plugin.start import make_features
+from autotune.vllm_plugin.static_choice import choose_backend, explicit_choice
+from autotune.vllm_plugin.tile_choice import covered
+from autotune.vocabulary.decide import Query, select_table
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.measurement import Checkpoint
+from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.settings import Settings
+from autotune.vocabulary.table import Miss, PublishedTable
+
+READ_VARIABLES = (
+    "VLLM_PLUGINS", "VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", "VLLM_USE_DEEP_GEMM",
+    "VLLM_MOE_USE_DEEP_GEMM", "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY",
+)  # fmt: skip
+
+
+@dataclass
+class Report:
+    """Findings, plain data; `summary` is one sentence for a person."""
+
+    summary: str = ""
+    mode: str = ""
+    vllm: str | None = None
+    vllm_tested: bool = False
+    environment: Environment | None = None
+    no_environment: str = ""
+    source: str = ""
+    digest: str = ""
+    warnings: list[str] = field(default_factory=list)
+    features: list[dict[str, str]] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    model: dict[str, Any] | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def to_json_data(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        data = asdict(self)
+        data["environment"] = self.environment.model_dump(mode="json") if self.environment else None
+        return data
+
+
+def examine(settings: Settings, model: tuple[Problem, Checkpoint | None] | None = None) -> Report:
+    """Look at this machine as the plugin would, applying nothing beyond this call.
+
+    Works without vLLM and without a GPU; importing vLLM takes some seconds.
+    """
+    report = Report(mode=settings.mode, vllm=installed("vllm"), variables=_variables())
+    report.vllm_tested = report.vllm is not None and tested(report.vllm)
+    if report.vllm is None:
+        report.no_environment = "vLLM is not installed in this Python"
+    else:
+        with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to standard output
+            report.environment, report.no_environment = _environment()
+    client = RoutingClient(settings, report.environment)
+    report.source, report.digest = client.snapshot.source, client.snapshot.digest
+    report.warnings += client.snapshot.reasons
+    if report.vllm and not report.vllm_tested:
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+        report.warnings.append(f"vLLM {report.vllm} is outside {oldest} to {newest}, which the tests cover")
+    report.tables = [_table(client, published) for published in client.snapshot.tables]
+    with contextlib.redirect_stdout(sys.stderr):
+        report.features = _features(client, report)
+    if model is not None:
+        report.model = _model(client, *model)
+    report.summary = _summary(report, settings)
+    return report
+
+
+def _environment() -> tuple[Environment | None, str]:
+    try:
+        return resolve_environment(), ""
+    except NoGpuError as error:
+        return None, str(error)
+    except ImportError as error:
+        return None, f"vLLM cannot be imported: {error}"
+
+
+def _table(client: RoutingClient, published: PublishedTable) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "problem": str(published.problem),
+        "checkpoint": published.checkpoint,
+        "measured_on": str(published.environment),
+        "revision": published.revision,
+        "digest": published.table.digest if published.table else None,
+    }
+    if client.environment is None:
+        return {**entry, "status": "not matched", "detail": "there is no environment to match it with"}
+    query = Query(
+        published.problem, client.environment, checkpoint=published.checkpoint,
+        compatible=client.settings.match == "compatible",
+    )  # fmt: skip
+    selection = select_table([published], query)
+    if selection.miss is not None:
+        other = selection.miss is Miss.UNKNOWN_GPU
+        return {**entry, "status": "other GPU" if other else selection.miss.value, "detail": selection.detail}
+    return {**entry, "status": "inferred" if selection.inferred else "match", "detail": ""}
+
+
+def _features(client: RoutingClient, report: Report) -> list[dict[str, str]]:
+    if client.settings.mode == "off":
+        return []
+    context = Context(client, Deployment(), client.settings.mode == "observe")
+    features = make_features(context)
+    return [_feature(feature, report) for feature in features]
+
+
+def _feature(feature: Feature, report: Report) -> dict[str, str]:
+    entry = {"name": feature.name, "title": feature.title}
+    if report.vllm is None:
+        return {**entry, "state": "disabled", "reason": report.no_environment}
+    try:
+        importlib.import_module(feature.module)
+        feature.install()
+        state, reason = feature.state, feature.reason
+        feature.unapply()
+    except ImportError as error:
+        return {**entry, "state": "disabled", "reason": f"vLLM cannot be imported: {error}"}
+    if state == "applied" and report.environment is None:
+        return {**entry, "state": "disabled", "reason": f"{report.no_environment}; it fits this vLLM"}
+    if state == "applied" and all(t["status"] not in ("match", "inferred") for t in report.tables):
+        return {
+            **entry,
+            "state": "disabled",
+            "reason": "no table matches this environment; it fits this vLLM",
+        }
+    return {**entry, "state": state, "reason": reason}
+
+
+def _model(client: RoutingClient, problem: Problem, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    selection = client.select(problem, checkpoint)
+    entry: dict[str, Any] = {"problem": str(problem), "checkpoint": checkpoint}
+    if selection.table is None:
+        return {**entry, "answer": "fallback", "reason": selection.miss, "detail": selection.detail}
+    explicit = explicit_choice()
+    static = choose_backend(client, problem, checkpoint)
+    backend = None if explicit else static.backend
+    return {
+        **entry,
+        "answer": "route",
+        "table_digest": selection.table.digest,
+        "tiles": covered(selection.table, backend == "triton"),
+        "static": backend,
+        "static_detail": f"{explicit} is set: vLLM's own order stays" if explicit else static.detail,
+    }
+
+
+def _variables() -> dict[str, str]:
+    shown = {k: v for k, v in os.environ.items() if k.startswith("AUTOTUNE_") or k in READ_VARIABLES}
+    return dict(sorted(shown.items()))
+
+
+def _summary(report: Report, settings: Settings) -> str:
+    if settings.mode == "off":
+        return "Nothing is applied: AUTOTUNE_MODE=off."
+    if report.environment is None:
+        return f"Nothing would be applied here: {report.no_environment}."
+    applied = [feature["title"] for feature in report.features if feature["state"] == "applied"]
+    matching = sum(t["status"] in ("match", "inferred") for t in report.tables)
+    if not applied or not matching:
+        return "Nothing would be applied: no table matches this environment."
+    verb = "would only be logged" if settings.mode == "observe" else "would be applied"
+    return f"{matching} of {len(report.tables)} tables {verb}: {'; '.join(applied)}."

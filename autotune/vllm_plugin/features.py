@@ -1,0 +1,94 @@
+"""What every feature of the plugin shares: its state, and how it waits for the part of vLLM it changes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from autotune.client import RoutingClient
+from autotune.vllm_plugin.deployment import Deployment
+from autotune.vllm_plugin.imports import forget, when_imported
+from autotune.vllm_plugin.log import warn_once
+from autotune.vllm_plugin.patching import Patch
+from autotune.vllm_plugin.surface import SurfaceChangedError
+
+FeatureState = Literal["applied", "waiting", "disabled"]
+
+
+@dataclass
+class Context:
+    """What the features of one process work with.
+
+    Args:
+        observe: log what would be done and leave vLLM unchanged.
+    """
+
+    client: RoutingClient
+    deployment: Deployment
+    observe: bool = False
+
+
+class DeclinedError(Exception):
+    """A setting of the user rules the feature out; the message says which."""
+
+
+class Feature(ABC):
+    """One change to one module of vLLM.
+
+    `state` is `waiting` until vLLM imports that module, then `applied`, or `disabled` with `reason`.
+    """
+
+    name: str
+    title: str
+    module: str
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.state: FeatureState = "disabled"
+        self.reason = "not installed"
+        self._patches: list[Patch] = []
+
+    @abstractmethod
+    def patches(self, module: ModuleType) -> list[Patch]:
+        """The replacements to make in the imported module.
+
+        Raises:
+            SurfaceChangedError: if vLLM differs from what is needed.
+            DeclinedError: if a setting rules the feature out.
+        """
+
+    def install(self) -> None:
+        """Apply now, or when vLLM imports the module."""
+        self.state, self.reason = "waiting", f"for vLLM to import {self.module}"
+        when_imported(self.module, self._on_import)
+
+    def unapply(self) -> None:
+        """Leave vLLM as it was found."""
+        forget(self._on_import)
+        for patch in reversed(self._patches):
+            patch.unapply()
+        self._patches = []
+        self.state, self.reason = "disabled", "taken off"
+
+    def disable(self, reason: str) -> None:
+        """Take the feature off and say why, once."""
+        self.unapply()
+        self.state, self.reason = "disabled", reason
+        warn_once(f"{self.title} disabled, vLLM's own behaviour stays: {reason}")
+
+    def _on_import(self, module: ModuleType) -> None:
+        try:
+            self._patches = self.patches(module)
+            for patch in self._patches:
+                patch.apply()
+        except SurfaceChangedError as error:
+            self.disable(f"this vLLM differs from what is needed: {error}")
+        except DeclinedError as error:
+            self.disable(str(error))
+        except Exception as error:
+            # Raising here would fail vLLM's own import.
+            self.disable(f"{type(error).__name__}: {error}")
+        else:
+            self.state, self.reason = "applied", ""

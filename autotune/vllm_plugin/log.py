@@ -1,0 +1,29 @@
+"""The plugin's log lines: through vLLM's logging if vLLM is there, each line once per process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+_said: set[str] = set()
+
+
+def logger() -> logging.Logger:
+    """A child of vLLM's logger once vLLM is imported, so that its handlers and format apply."""
+    return logging.getLogger("vllm.autotune" if "vllm" in sys.modules else "autotune")
+
+
+def info_once(message: str) -> None:
+    """Log a line unless this process has logged it before."""
+    _once(logging.INFO, message)
+
+
+def warn_once(message: str) -> None:
+    """As `info_once`, as a warning."""
+    _once(logging.WARNING, message)
+
+
+def _once(level: int, message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        logger().log(level, "autotune: %s", message)

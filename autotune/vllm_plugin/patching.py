@@ -1,0 +1,59 @@
+"""Reversible replacement of a module's function or a class's method."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+Function = Callable[..., Any]
+_MARK = "__autotune_patch__"
+
+
+class Patch:
+    """One replaced attribute.
+
+    Other plugins may replace the same one before or after: each calls what it found. If another sits on
+    top when this one is undone, its chain stays whole and this link passes everything through.
+
+    Args:
+        owner: module or class.
+        make: given the original, returns the function to call instead.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
+        self.owner = owner
+        self.name = name
+        self._make = make
+        self._original: Function | None = None
+        self._link: Function | None = None
+        self._active = False
+
+    def apply(self) -> None:
+        """Replace the attribute; a patch that an earlier loading of this plugin left is taken off first."""
+        if self._active:
+            return
+        earlier = getattr(getattr(self.owner, self.name), _MARK, None)
+        if earlier is not None:
+            earlier.unapply()
+        original = getattr(self.owner, self.name)
+        replacement = self._make(original)
+
+        @functools.wraps(original)
+        def link(*args: Any, **kwargs: Any) -> Any:
+            return replacement(*args, **kwargs) if self._active else original(*args, **kwargs)
+
+        setattr(link, _MARK, self)
+        for helper in ("cache_clear", "cache_info"):
+            if hasattr(original, helper):
+                setattr(link, helper, getattr(original, helper))
+        self._original, self._link, self._active = original, link, True
+        setattr(self.owner, self.name, link)
+
+    def unapply(self) -> None:
+        """Put the original back, or let calls through to it if another patch sits on top."""
+        if not self._active:
+            return
+        self._active = False
+        if getattr(self.owner, self.name) is self._link:
+            setattr(self.owner, self.name, self._original)

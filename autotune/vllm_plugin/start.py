@@ -1,0 +1,144 @@
+"""Starts the plugin in one process: reads the settings and the table, then installs the features."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+
+from autotune.client import RoutingClient
+from autotune.client.snapshot import hand_over
+from autotune.vllm_plugin.deployment import Deployment
+from autotune.vllm_plugin.environment import NoGpuError, installed, resolve_environment, tested
+from autotune.vllm_plugin.features import Context, Feature
+from autotune.vllm_plugin.log import info_once, logger, warn_once
+from autotune.vllm_plugin.observer import LayerObserver
+from autotune.vllm_plugin.static_backend import Fp8Backend, UnquantizedBackend
+from autotune.vllm_plugin.tiles import Tiles
+from autotune.vocabulary.decide import Query, select_table
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.settings import Settings
+
+RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+PREFIX = "AUTOTUNE_"
+
+
+@dataclass
+class Plugin:
+    """The plugin as it runs in this process."""
+
+    settings: Settings
+    context: Context
+    environment: Environment
+    features: list[Feature] = field(default_factory=list)
+
+    def unapply(self) -> None:
+        """Leave vLLM as it was found."""
+        global _running
+        for feature in reversed(self.features):
+            feature.unapply()
+        if _running is self:
+            _running = None
+
+
+_running: Plugin | None = None
+
+
+def running() -> Plugin | None:
+    """The plugin of this process, if it is on."""
+    return _running
+
+
+def start(env: MutableMapping[str, str] | None = None) -> Plugin | None:
+    """Read the source once, within `AUTOTUNE_TIMEOUT`, and install what the mode asks for.
+
+    Called again in the same process it does nothing. Returns None where nothing is installed; the log
+    says why.
+
+    Raises:
+        Exception: whatever goes wrong unexpectedly; `register` turns it into a log line.
+    """
+    global _running
+    if _running is not None:
+        return _running
+    environ = os.environ if env is None else env
+    try:
+        settings = Settings.from_env(environ)
+    except UsageError as error:
+        warn_once(f"disabled, vLLM runs unchanged: {error}")
+        return None
+    if settings.mode == "off":
+        info_once("off (AUTOTUNE_MODE=off)")
+        return None
+    try:
+        environment = resolve_environment()
+    except NoGpuError as error:
+        info_once(f"nothing to apply: {error}")
+        return None
+    started = time.monotonic()
+    client = RoutingClient(settings, environment)
+    snapshot = client.snapshot
+    took = time.monotonic() - started
+    report(client, took)
+    _running = Plugin(settings, Context(client, Deployment(), settings.mode == "observe"), environment)
+    if snapshot.tables:
+        _running.features = make_features(_running.context)
+        for feature in _running.features:
+            feature.install()
+    # Workers decide with this very answer, whatever the source says by then.
+    failed = hand_over(snapshot, settings, environ)
+    if failed:
+        warn_once(f"worker processes read the source themselves: {failed}")
+    _copy_to_ray_workers(environ)
+    return _running
+
+
+def make_features(context: Context) -> list[Feature]:
+    """The features of a mode, in the order in which they are installed."""
+    mode = context.client.settings.mode
+    static = mode in ("static", "route", "observe")
+    features: list[Feature] = [
+        LayerObserver(context),
+        Fp8Backend(context, move=static),
+        UnquantizedBackend(context, move=static),
+    ]
+    if mode in ("tiles", "route", "observe"):
+        features.append(Tiles(context))
+    return features
+
+
+def report(client: RoutingClient, took_s: float) -> None:
+    """Log one line on what was found, and one warning with each reason for what was not."""
+    snapshot, environment = client.snapshot, client.environment
+    version = installed("vllm") or ""
+    if not tested(version):
+        warn_once(f"vLLM {version or 'of unknown version'} is not one that this release was tested with")
+    for reason in snapshot.reasons:
+        warn_once(reason)
+    here = [t for t in snapshot.tables if environment and t.environment.gpu == environment.gpu]
+    usable = []
+    for published in here:
+        query = Query(
+            published.problem, environment, checkpoint=published.checkpoint,
+            compatible=client.settings.match == "compatible",
+        )  # fmt: skip
+        selection = select_table(snapshot.tables, query)
+        if selection.miss is None and selection.published is published:
+            usable.append(published)
+        elif selection.miss is not None:
+            warn_once(f"{published.problem}: {selection.miss.value}: {selection.detail}")
+    revisions = ", ".join(sorted({str(t.revision) for t in usable if t.revision is not None})) or "none"
+    logger().info(
+        "autotune: mode %s, source %s, %d of %d tables fit %s, revision %s, digest %s, %d routes, "
+        "read in %.2f s",
+        client.settings.mode, snapshot.source or "none", len(usable), len(snapshot.tables), environment,
+        revisions, snapshot.digest[:12], sum(len(t.table.routes) for t in usable if t.table), took_s,
+    )  # fmt: skip
+
+
+def _copy_to_ray_workers(environ: MutableMapping[str, str]) -> None:
+    listed = [part.strip() for part in environ.get(RAY_PREFIXES, "").split(",") if part.strip()]
+    if PREFIX not in listed:
+        environ[RAY_PREFIXES] = ",".join([*listed, PREFIX])

@@ -1,0 +1,1 @@
+"""The words of this project: problems, environments, candidates, measurements, routes and tables."""

@@ -1,0 +1,180 @@
+"""Ways to run a problem: a backend with its options."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from autotune.vocabulary.canonical import content_digest
+
+BackendName = Literal[
+    "triton", "vllm_cutlass", "flashinfer_cutlass", "deep_gemm", "fused_triton", "fused_decode"
+]
+BACKENDS: tuple[BackendName, ...] = (
+    "triton",
+    "vllm_cutlass",
+    "flashinfer_cutlass",
+    "deep_gemm",
+    "fused_triton",
+    "fused_decode",
+)
+VLLM_BACKENDS: frozenset[BackendName] = frozenset(
+    {"triton", "vllm_cutlass", "flashinfer_cutlass", "deep_gemm"}
+)
+"""Those that stock vLLM can run; the others are ours."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Tile(_Frozen):
+    """Launch parameters of one tiled GEMM kernel."""
+
+    block_m: int = Field(ge=1, le=512)
+    block_n: int = Field(ge=1, le=512)
+    block_k: int = Field(ge=1, le=1024)
+    group_m: int = Field(default=1, ge=1, le=256)
+    num_warps: int = Field(default=4, ge=1, le=32)
+    num_stages: int = Field(default=3, ge=1, le=10)
+
+    def __str__(self) -> str:
+        size = f"{self.block_m}x{self.block_n}x{self.block_k}"
+        return f"{size} g{self.group_m} w{self.num_warps} s{self.num_stages}"
+
+    def vllm_config(self) -> dict[str, int]:
+        """As a value of vLLM's tuned-config files."""
+        return {
+            "BLOCK_SIZE_M": self.block_m,
+            "BLOCK_SIZE_N": self.block_n,
+            "BLOCK_SIZE_K": self.block_k,
+            "GROUP_SIZE_M": self.group_m,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
+    @classmethod
+    def from_vllm_config(cls, config: dict[str, int]) -> Tile:
+        """Read a value of vLLM's tuned-config files (Triton's defaults where it leaves them out)."""
+        return cls(
+            block_m=config["BLOCK_SIZE_M"],
+            block_n=config["BLOCK_SIZE_N"],
+            block_k=config["BLOCK_SIZE_K"],
+            group_m=config.get("GROUP_SIZE_M", 1),
+            num_warps=config.get("num_warps", 4),
+            num_stages=config.get("num_stages", 3),
+        )
+
+
+class _CandidateBase(_Frozen):
+    @cached_property
+    def digest(self) -> str:
+        """Content digest: the same candidate has the same one everywhere."""
+        return content_digest(self.model_dump(mode="json"))
+
+
+class TritonCandidate(_CandidateBase):
+    """vLLM's `fused_experts`: one tile for both GEMMs."""
+
+    backend: Literal["triton"] = "triton"
+    tile: Tile
+    swap_ab: bool = False
+
+    def __str__(self) -> str:
+        return f"triton {self.tile}{' swap_ab' if self.swap_ab else ''}"
+
+
+class VllmCutlassCandidate(_CandidateBase):
+    """vLLM's CUTLASS grouped GEMM; its tiles are compiled in."""
+
+    backend: Literal["vllm_cutlass"] = "vllm_cutlass"
+
+    def __str__(self) -> str:
+        return "vllm_cutlass"
+
+
+class FlashinferCutlassCandidate(_CandidateBase):
+    """FlashInfer's CUTLASS fused MoE; `tuned` means after FlashInfer's own autotuner ran."""
+
+    backend: Literal["flashinfer_cutlass"] = "flashinfer_cutlass"
+    tuned: bool = True
+
+    def __str__(self) -> str:
+        return f"flashinfer_cutlass{'' if self.tuned else ' untuned'}"
+
+
+class DeepGemmCandidate(_CandidateBase):
+    """DeepGEMM's contiguous grouped GEMM."""
+
+    backend: Literal["deep_gemm"] = "deep_gemm"
+
+    def __str__(self) -> str:
+        return "deep_gemm"
+
+
+class FusedTritonCandidate(_CandidateBase):
+    """Our Triton fused MoE: a tile per GEMM over one expert-sorted row order.
+
+    Both tiles use the same `block_m`, since they walk the same padded row blocks.
+    """
+
+    backend: Literal["fused_triton"] = "fused_triton"
+    gate_up: Tile
+    down: Tile
+    swap_ab: bool = False
+
+    def model_post_init(self, context: object) -> None:
+        if self.gate_up.block_m != self.down.block_m:
+            raise ValueError(
+                f"both tiles need one block_m, not {self.gate_up.block_m} and {self.down.block_m}"
+            )
+
+    def __str__(self) -> str:
+        return f"fused_triton {self.gate_up} | {self.down}{' swap_ab' if self.swap_ab else ''}"
+
+
+class FusedDecodeCandidate(_CandidateBase):
+    """Our decode kernel: no sort; SwiGLU and the second quantization inside the first GEMM."""
+
+    backend: Literal["fused_decode"] = "fused_decode"
+    block_m: int = Field(ge=8, le=128, description="rows of one expert handled together")
+    gate_up_block_n: int = Field(ge=16, le=256)
+    gate_up_block_k: int = Field(ge=32, le=512)
+    gate_up_warps: int = Field(default=4, ge=1, le=16)
+    gate_up_stages: int = Field(default=3, ge=1, le=8)
+    down_block_n: int = Field(ge=16, le=256)
+    down_block_k: int = Field(ge=32, le=512)
+    down_warps: int = Field(default=4, ge=1, le=16)
+    down_stages: int = Field(default=3, ge=1, le=8)
+    down_split_k: int = Field(default=1, ge=1, le=16)
+
+    def __str__(self) -> str:
+        return (
+            f"fused_decode m{self.block_m} {self.gate_up_block_n}x{self.gate_up_block_k} "
+            f"w{self.gate_up_warps} s{self.gate_up_stages} | {self.down_block_n}x{self.down_block_k} "
+            f"w{self.down_warps} s{self.down_stages} k{self.down_split_k}"
+        )
+
+
+Candidate = Annotated[
+    TritonCandidate
+    | VllmCutlassCandidate
+    | FlashinferCutlassCandidate
+    | DeepGemmCandidate
+    | FusedTritonCandidate
+    | FusedDecodeCandidate,
+    Field(discriminator="backend"),
+]
+
+_ADAPTER: TypeAdapter[Candidate] = TypeAdapter(Candidate)
+
+
+def parse_candidate(value: object) -> Candidate:
+    """Build a candidate from plain data (`{"backend": ..., ...}`).
+
+    Raises:
+        pydantic.ValidationError: if a field is missing, unknown or out of range.
+    """
+    return _ADAPTER.validate_python(value)

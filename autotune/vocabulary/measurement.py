@@ -1,0 +1,128 @@
+"""One candidate timed on one problem at one token count in one environment."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from autotune.vocabulary.candidate import VLLM_BACKENDS, BackendName, Candidate
+from autotune.vocabulary.canonical import content_digest
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.problem import Problem
+
+Checkpoint = Literal["fp8", "compressed-tensors", "unquantized"]
+"""vLLM's checkpoint format; it limits which backends vLLM would take (vllm_cutlass)."""
+
+
+def vllm_backends(checkpoint: Checkpoint) -> frozenset[BackendName]:
+    """Backends that stock vLLM can select for a checkpoint of this format.
+
+    vLLM passes `allow_vllm_cutlass` for compressed-tensors checkpoints only (select_fp8_moe_backend).
+    """
+    return VLLM_BACKENDS if checkpoint == "compressed-tensors" else VLLM_BACKENDS - {"vllm_cutlass"}
+
+
+ROUTING_PATTERN = r"^(uniform|zipf:\d+(\.\d+)?)$"
+
+
+class Status(StrEnum):
+    OK = "ok"
+    WRONG = "wrong"
+    UNSUPPORTED = "unsupported"
+    OUT_OF_RESOURCES = "out_of_resources"
+    COMPILE_ERROR = "compile_error"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+
+
+class Stage(StrEnum):
+    SCREEN = "screen"
+    """Timed once to find the promising ones. Picking the best of many flatters it: no evidence of a win."""
+    FINAL = "final"
+    """Re-timed on fresh data, one measurement per process."""
+
+
+class PairedTimes(BaseModel):
+    """Baseline and candidate timed in turns: block i of both ran back to back.
+
+    All times are microseconds per layer call, each the median over the replays of one block.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    candidate_us: tuple[float, ...] = Field(min_length=1)
+    baseline_us: tuple[float, ...] = Field(min_length=1)
+    p50_us: float = Field(gt=0, description="over all replays of the candidate")
+    p95_us: float = Field(gt=0)
+    baseline_p50_us: float = Field(gt=0)
+    baseline_p95_us: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _paired(self) -> Self:
+        if len(self.candidate_us) != len(self.baseline_us):
+            raise ValueError("candidate and baseline need the same number of blocks")
+        for value in (*self.candidate_us, *self.baseline_us, self.p50_us, self.p95_us):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"a time must be finite and positive, not {value}")
+        return self
+
+    def log_ratios(self) -> tuple[float, ...]:
+        """Natural log of baseline over candidate per block: positive means the candidate is faster."""
+        return tuple(math.log(b / c) for b, c in zip(self.baseline_us, self.candidate_us, strict=True))
+
+
+class Measurement(BaseModel):
+    """Evidence. Immutable, and cited by `digest`, never by a row's number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    problem: Problem
+    environment: Environment
+    checkpoint: Checkpoint
+    tokens: int = Field(gt=0)
+    routing: str = Field(default="uniform", pattern=ROUTING_PATTERN)
+    candidate: Candidate
+    baseline: Candidate
+    stage: Stage
+    status: Status
+    reason: str = ""
+    """Why the status is not `ok`: the exception, the limit, the unsupported part."""
+    times: PairedTimes | None = None
+    relative_error: float | None = Field(
+        default=None, ge=0, description="relative L2 against the float32 reference"
+    )
+    baseline_relative_error: float | None = Field(default=None, ge=0)
+    compile_s: float | None = Field(
+        default=None, ge=0, description="cold compile, seconds; null if it came from a cache"
+    )
+    setup_s: float | None = Field(
+        default=None, ge=0, description="the backend's own tuning or set-up, seconds"
+    )
+    peak_bytes: int | None = Field(default=None, ge=0, description="GPU memory beyond weights and inputs")
+    run: str = Field(min_length=1, description="which sweep, shared by all its processes")
+    process: int = Field(default=0, ge=0)
+    seed: int = 0
+    driver: str = ""
+    recorded_at: datetime
+
+    @model_validator(mode="after")
+    def _times_only_if_ok(self) -> Self:
+        if (self.status is Status.OK) != (self.times is not None):
+            raise ValueError(
+                f"status {self.status.value} {'needs' if self.times is None else 'forbids'} times"
+            )
+        if self.status is not Status.OK and not self.reason:
+            raise ValueError(f"status {self.status.value} needs a reason")
+        if self.recorded_at.tzinfo is None:
+            raise ValueError("recorded_at needs a time zone")
+        return self
+
+    @cached_property
+    def digest(self) -> str:
+        """Content digest of everything above."""
+        return content_digest(self.model_dump(mode="json"))

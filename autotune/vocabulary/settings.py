@@ -1,0 +1,89 @@
+"""Everything read from the process environment (`AUTOTUNE_*`), in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from autotune.vocabulary.errors import UnknownNameError, UsageError
+
+DEFAULT_DB = "sqlite:///autotune.db"
+T = TypeVar("T", int, float)
+Mode = Literal["off", "observe", "tiles", "static", "route"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user set.
+
+    Args:
+        db: SQLAlchemy URL (`AUTOTUNE_DB`).
+        table: explicit table file or folder; wins over everything (`AUTOTUNE_TABLE`).
+        url: the routing service (`AUTOTUNE_URL`).
+        channel: `AUTOTUNE_CHANNEL`.
+        match: `AUTOTUNE_MATCH`, exact or compatible.
+        mode: what the vLLM plugin does (`AUTOTUNE_MODE`).
+        timeout_s: total time in which a table is resolved, seconds (`AUTOTUNE_TIMEOUT`).
+        concurrency: traffic for the static choice (`AUTOTUNE_CONCURRENCY`).
+        cache: folder of last known good tables (`AUTOTUNE_CACHE`).
+    """
+
+    db: str = DEFAULT_DB
+    table: Path | None = None
+    url: str | None = None
+    channel: str = "stable"
+    match: Literal["exact", "compatible"] = "exact"
+    mode: Mode = "route"
+    timeout_s: float = 2.0
+    concurrency: int = 8
+    cache: Path = Path("~/.cache/moe-autotune")
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Read `AUTOTUNE_*`; empty values count as unset.
+
+        Raises:
+            UsageError: for a value that does not fit, naming the variable.
+        """
+        source = os.environ if env is None else env
+
+        def get(name: str) -> str | None:
+            return source.get(f"AUTOTUNE_{name}", "").strip() or None
+
+        match = get("MATCH") or "exact"
+        if match not in ("exact", "compatible"):
+            raise UnknownNameError("AUTOTUNE_MATCH", match, ("exact", "compatible"))
+        mode = get("MODE") or "route"
+        if mode not in get_args(Mode):
+            raise UnknownNameError("AUTOTUNE_MODE", mode, get_args(Mode))
+        cache = get("CACHE")
+        if cache is None:
+            base = source.get("XDG_CACHE_HOME", "").strip()
+            cache = f"{base}/moe-autotune" if base else "~/.cache/moe-autotune"
+        table = get("TABLE")
+        return cls(
+            db=get("DB") or DEFAULT_DB,
+            table=Path(table).expanduser() if table else None,
+            url=get("URL"),
+            channel=get("CHANNEL") or "stable",
+            match=match,  # type: ignore[arg-type]
+            mode=mode,  # type: ignore[arg-type]
+            timeout_s=_positive("AUTOTUNE_TIMEOUT", get("TIMEOUT"), 2.0, float),
+            concurrency=_positive("AUTOTUNE_CONCURRENCY", get("CONCURRENCY"), 8, int),
+            cache=Path(cache).expanduser(),
+        )
+
+
+def _positive(name: str, text: str | None, default: T, kind: Callable[[str | int], T]) -> T:
+    if text is None:
+        return default
+    try:
+        value = kind(text)
+    except ValueError:
+        value = kind(0)
+    if not 0 < value < 1e9:
+        raise UsageError(f"{name} must be a positive number, not {text!r}.")
+    return value

@@ -1,0 +1,278 @@
+"""Routes and routing tables: the decision, its range, and how a look-up answers."""
+
+from __future__ import annotations
+
+import bisect
+from datetime import datetime
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from autotune.vocabulary.candidate import BackendName, Candidate
+from autotune.vocabulary.canonical import content_digest
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.errors import TableError
+from autotune.vocabulary.measurement import Checkpoint
+from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.traffic import TrafficProfile
+
+TABLE_SCHEMA = 1
+"""Raised when the meaning of a table's fields changes; a reader refuses a schema it does not know."""
+
+
+class Verdict(StrEnum):
+    WIN = "win"
+    NO_BENEFIT = "no_benefit"
+
+
+class Miss(StrEnum):
+    """Why the answer is `fallback`."""
+
+    UNKNOWN_PROBLEM = "unknown_problem"
+    UNKNOWN_GPU = "unknown_gpu"
+    BELOW_RANGE = "below_range"
+    ABOVE_RANGE = "above_range"
+    UNMEASURED = "unmeasured"
+    STALE = "stale"
+    """A table for this GPU exists, but for other library versions."""
+    NONE_PUBLISHED = "none_published"
+    """The channel points at "none": somebody published that nothing is to be applied."""
+    BROKEN_TABLE = "broken_table"
+    UNREACHABLE = "unreachable"
+    DISABLED = "disabled"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Timing(_Frozen):
+    """Steady state, microseconds per layer call, over all replays of the final measurements."""
+
+    p50_us: float = Field(gt=0)
+    p95_us: float = Field(gt=0)
+
+
+class Speedup(_Frozen):
+    """Baseline time over candidate time: median, and the one-sided 95% lower bound."""
+
+    median: float = Field(gt=0)
+    low: float = Field(gt=0)
+
+
+class Alternative(_Frozen):
+    """A backend's best candidate at this token count, whether or not it wins."""
+
+    candidate: Candidate
+    first: int = Field(gt=0, description="it holds for the token counts first..last of its route")
+    timing: Timing
+    speedup: Speedup
+    final: bool = Field(description="re-timed in several processes; otherwise screened once")
+    evidence: tuple[str, ...] = Field(min_length=1, description="measurement digests")
+
+
+class Route(_Frozen):
+    """The decision for the token counts `first..last`, measured at `tokens` (== `last`)."""
+
+    first: int = Field(gt=0)
+    last: int = Field(gt=0)
+    tokens: int = Field(gt=0)
+    verdict: Verdict
+    winner: Candidate
+    baseline: Candidate
+    speedup: Speedup | None = Field(description="of the winner; null if the baseline is kept")
+    winner_timing: Timing
+    baseline_timing: Timing
+    evidence: tuple[str, ...] = Field(min_length=1, description="measurement digests behind the winner")
+    alternatives: tuple[Alternative, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.first <= self.last == self.tokens:
+            raise ValueError(f"range {self.first}..{self.last} does not end at {self.tokens}")
+        if self.verdict is Verdict.WIN and (self.speedup is None or self.winner == self.baseline):
+            raise ValueError("a win needs a speed-up over a baseline that is another candidate")
+        if self.verdict is Verdict.NO_BENEFIT and (self.speedup is not None or self.winner != self.baseline):
+            raise ValueError("no_benefit keeps the baseline and states no speed-up")
+        return self
+
+
+class Recording(_Frozen):
+    """When and where the evidence was made."""
+
+    first: datetime
+    last: datetime
+    driver: str
+    runs: tuple[str, ...]
+    measurements: int = Field(ge=0)
+
+
+class RoutingTable(_Frozen):
+    """All routes of one problem in one environment. Immutable; `digest` names its content."""
+
+    schema_version: Literal[1] = 1
+    problem: Problem
+    environment: Environment
+    checkpoint: Checkpoint
+    margin: float = Field(gt=0, lt=1)
+    routing: str = "uniform"
+    recording: Recording
+    routes: tuple[Route, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _sorted_without_overlap(self) -> Self:
+        for previous, following in zip(self.routes, self.routes[1:], strict=False):
+            if following.first <= previous.last:
+                raise ValueError(
+                    f"routes ending at {previous.last} and {following.last} overlap or are unsorted"
+                )
+        return self
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content."""
+        return content_digest(self.content())
+
+    def content(self) -> dict[str, Any]:
+        """Plain JSON data, without the digest."""
+        return self.model_dump(mode="json")
+
+    def to_json_data(self) -> dict[str, Any]:
+        """Plain JSON data with its digest, as files and the service carry it."""
+        return {**self.content(), "digest": self.digest}
+
+    @classmethod
+    def from_json_data(cls, data: object) -> RoutingTable:
+        """Read and check what `to_json_data` made.
+
+        Raises:
+            TableError: if it is no table, of another schema, or its digest does not match its content.
+        """
+        if not isinstance(data, dict):
+            raise TableError(
+                "A routing table must be a JSON object.", "Export it again with `autotune table export`."
+            )
+        fields = dict(data)
+        stated = fields.pop("digest", None)
+        version = fields.get("schema_version")
+        if version != TABLE_SCHEMA:
+            raise TableError(
+                f"This routing table has schema {version!r}; this release reads {TABLE_SCHEMA}.",
+                "Upgrade moe-autotune, or export the table again with this release.",
+            )
+        try:
+            table = cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the table"
+            raise TableError(
+                f"The routing table is malformed at {where}: {first['msg']}.",
+                "Export it again with `autotune table export`.",
+            ) from error
+        if stated != table.digest:
+            raise TableError(
+                f"The routing table's digest {str(stated)[:12]} does not match "
+                f"its content ({table.digest[:12]}).",
+                "The file was changed or cut; fetch or export it again.",
+            )
+        return table
+
+    @cached_property
+    def _lasts(self) -> list[int]:
+        return [route.last for route in self.routes]
+
+    def lookup(self, tokens: int) -> Route | Miss:
+        """The route for a token count, or why there is none. Takes microseconds.
+
+        Raises:
+            ValueError: if tokens is not positive.
+        """
+        if tokens < 1:
+            raise ValueError(f"tokens must be at least 1, not {tokens}")
+        index = bisect.bisect_left(self._lasts, tokens)
+        if index == len(self.routes):
+            return Miss.ABOVE_RANGE
+        route = self.routes[index]
+        if tokens >= route.first:
+            return route
+        return Miss.BELOW_RANGE if index == 0 else Miss.UNMEASURED
+
+    def static_choice(
+        self, profile: TrafficProfile, allowed: frozenset[BackendName] | None = None
+    ) -> StaticChoice | None:
+        """The one backend that minimizes the sum of weight(M) x time(M) over the profile.
+
+        time(M) is the backend's best time at the smallest measured count that is at least M (vLLM pads
+        up); a backend that was not measured at one of them is left out. None if a token count lies
+        outside the table or no allowed backend covers the profile.
+        """
+        totals: dict[BackendName, float] = {}
+        seen: list[dict[BackendName, float]] = []
+        for tokens in profile.weights:
+            index = bisect.bisect_left(self._lasts, tokens)
+            if index == len(self.routes):
+                return None
+            route = self.routes[index]
+            times: dict[BackendName, float] = {route.baseline.backend: route.baseline_timing.p50_us}
+            candidates = [(a.candidate.backend, a.timing.p50_us) for a in route.alternatives]
+            candidates.append((route.winner.backend, route.winner_timing.p50_us))
+            for backend, time_us in candidates:
+                times[backend] = min(time_us, times.get(backend, time_us))
+            seen.append(times)
+        for backend in set.intersection(*(set(times) for times in seen)):
+            if allowed is None or backend in allowed:
+                totals[backend] = sum(
+                    weight * times[backend]
+                    for weight, times in zip(profile.weights.values(), seen, strict=True)
+                )
+        if not totals:
+            return None
+        best = min(totals, key=lambda backend: (totals[backend], backend))
+        return StaticChoice(profile=profile.name, backend=best, total_us=dict(sorted(totals.items())))
+
+
+class StaticChoice(_Frozen):
+    """The best single backend of a deployment, with every backend's weighted time (microseconds)."""
+
+    profile: str
+    backend: BackendName
+    total_us: dict[BackendName, float]
+
+
+class PublishedTable(_Frozen):
+    """A table as a source hands it out: `table` is null where the channel points at "none"."""
+
+    problem: Problem
+    environment: Environment
+    checkpoint: Checkpoint
+    revision: int | None = Field(default=None, description="null for a file that was never published")
+    channel: str | None = None
+    table: RoutingTable | None
+
+
+class Decision(_Frozen):
+    """The answer to one look-up, the same in the client, over HTTP and on the command line."""
+
+    answer: Literal["route", "fallback"]
+    reason: Miss | None = None
+    detail: str = ""
+    """One sentence for a person: what was found or why not, and what to do."""
+    problem: Problem
+    tokens: int
+    environment: Environment | None = Field(default=None, description="of the table that answered")
+    source: str = Field(default="", description="where the table came from: a path, a URL, `starter`")
+    inferred: bool = Field(
+        default=False, description="a stale table, applied because compatible was asked for"
+    )
+    revision: int | None = None
+    channel: str | None = None
+    table_digest: str | None = None
+    route: Route | None = None
+    static: StaticChoice | None = Field(default=None, description="only if a traffic profile was asked for")
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """What to run; None means: whatever vLLM would run unaided."""
+        return self.route.winner if self.route and self.route.verdict is Verdict.WIN else None

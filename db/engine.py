@@ -1,0 +1,195 @@
+"""Opening a database: SQLite files and Postgres servers, with read and write sessions kept apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
+from sqlalchemy.orm import Session
+
+from autotune.db.failures import translated
+from autotune.db.schema import SchemaState, inspect_schema, require_current, upgrade_schema
+from autotune.db.urls import parse_url, shown
+from autotune.vocabulary.errors import DatabaseError, MissingDependencyError
+
+BUSY_TIMEOUT_S = 30.0
+"""How long a SQLite writer waits for another one."""
+CONNECT_TIMEOUT_S = 5
+
+
+class ReadSession(Session):
+    """A session whose transaction the database itself keeps read-only."""
+
+
+class WriteSession(ReadSession):
+    """A session that may write; whoever opened it commits, nobody else does."""
+
+
+class Database:
+    """An open database with the schema of this release. Close it, or use it in a `with`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        reading: dict[str, Any] = {"autotune_read_only": True}
+        if engine.dialect.name == "postgresql":
+            reading["postgresql_readonly"] = True
+        self._reading = engine.execution_options(**reading)
+
+    @property
+    def name(self) -> str:
+        """The URL without its password."""
+        return shown(self._engine.url)
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._engine.dialect.name
+
+    @contextmanager
+    def read(self) -> Iterator[ReadSession]:
+        """One read-only transaction.
+
+        Raises:
+            DatabaseError: if the database cannot be reached or refuses.
+        """
+        with translated(self.name), ReadSession(self._reading, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[WriteSession]:
+        """One transaction, committed when the block ends and rolled back when it raises.
+
+        Raises:
+            DatabaseError: if the database cannot be reached or refuses.
+            ConflictError: if the work contradicts what somebody else stored at the same time.
+        """
+        with translated(self.name), WriteSession(self._engine, expire_on_commit=False) as session:
+            yield session
+            session.commit()
+
+    def check(self) -> None:
+        """Make sure that the database answers and has this release's schema.
+
+        Raises:
+            DatabaseError, SchemaVersionError: if not.
+        """
+        with translated(self.name), self._reading.connect() as connection:
+            require_current(connection)
+
+    def upgrade(self) -> bool:
+        """Create or upgrade the tables; False if nothing was to do. Safe beside other processes.
+
+        Raises:
+            SchemaVersionError: if a newer release made the database.
+        """
+        with translated(self.name):
+            with self._reading.connect() as connection:
+                if inspect_schema(connection) is SchemaState.CURRENT:
+                    return False
+            if self.dialect == "sqlite":
+                _use_write_ahead_log(self._engine)
+            with self._engine.begin() as connection:
+                return upgrade_schema(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_database(url: str, *, upgrade: bool = True, create: bool = True) -> Database:
+    """Open a database and bring its schema up to date.
+
+    Args:
+        url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user@host/name`.
+        upgrade: False refuses a database that is not up to date instead of upgrading it.
+        create: False refuses a SQLite file that does not exist instead of making one.
+
+    Raises:
+        DatabaseError: for a bad URL, an unreachable server, or a file that is no database.
+        SchemaVersionError: for a schema that a newer release made, or, without `upgrade`, an older one.
+        MissingDependencyError: if the database's driver is not installed.
+    """
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite" and not create:
+        path = Path(str(parsed.database))
+        if not path.exists():
+            raise DatabaseError(
+                f"There is no database at {path}.",
+                "Make one with `autotune sweep` or `autotune publish`, or name another with --db.",
+            )
+    database = Database(_engine(parsed))
+    try:
+        if upgrade:
+            database.upgrade()
+        else:
+            database.check()
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _engine(url: URL) -> Engine:
+    sqlite = url.get_backend_name() == "sqlite"
+    arguments: dict[str, Any] = (
+        {"timeout": BUSY_TIMEOUT_S} if sqlite else {"connect_timeout": CONNECT_TIMEOUT_S}
+    )
+    try:
+        engine = create_engine(url, connect_args=arguments, pool_pre_ping=not sqlite)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"The driver for {shown(url)} is not installed ({error.name}).",
+            "Install it: pip install 'moe-autotune[server]'.",
+        ) from error
+    except (exc.ArgumentError, exc.NoSuchModuleError) as error:
+        raise DatabaseError(
+            f"{shown(url)} cannot be opened: {error}.", "Use sqlite:///FILE or postgresql://USER@HOST/NAME."
+        ) from error
+    if sqlite:
+        event.listen(engine, "connect", _on_sqlite_connect)
+        event.listen(engine, "begin", _on_sqlite_begin)
+    return engine
+
+
+def _on_sqlite_connect(connection: Any, _record: object) -> None:
+    # The driver must not begin transactions by itself: it would begin them as readers, and a reader that
+    # turns writer fails at once instead of waiting for its turn.
+    connection.isolation_level = None
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+    # A committed measurement cost GPU time: it must also survive a power cut.
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    read_only = connection.get_execution_options().get("autotune_read_only", False)
+    connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def _use_write_ahead_log(engine: Engine) -> None:
+    """Switch the file to WAL, where readers and a writer do not wait for each other. It stays so."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    connection = engine.raw_connection()
+    try:
+        while True:
+            try:
+                connection.cursor().execute("PRAGMA journal_mode = WAL")
+                return
+            except Exception as error:
+                # SQLite does not apply busy_timeout to this switch.
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise exc.OperationalError("PRAGMA journal_mode = WAL", None, error) from error
+                time.sleep(0.05)
+    finally:
+        connection.close()

@@ -1,0 +1,54 @@
+"""The one place where SQLAlchemy's exceptions become this project's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import exc
+
+from autotune.vocabulary.errors import ConflictError, DatabaseError, UsageError
+
+_HINTS: tuple[tuple[str, str], ...] = (
+    ("not a database", "Name another file with --db; this one is left as it is."),
+    ("unable to open", "Create its folder and check that you may write there, or name another with --db."),
+    ("readonly", "Make the file and its folder writable, or name another with --db."),
+    ("read-only", "Use an account that may write, or name another database with --db."),
+    ("locked", "Another process is writing to it; wait for that and try again."),
+    ("disk is full", "Free some space and try again; what was committed is kept."),
+    ("already exists", "Another program's tables are in the way; use a database of its own."),
+    ("malformed", "Restore the file from a copy, or name another with --db."),
+    ("password", "Check the user and password in the URL."),
+    ("does not exist", "Create it first (createdb), or correct the URL."),
+)
+_DEFAULT_HINT = "Check that the server runs and that the URL (--db or AUTOTUNE_DB) names it."
+
+
+@contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Turn SQLAlchemy's errors into DatabaseError, ConflictError or UsageError, with the next step.
+
+    Args:
+        name: the database, as shown to people.
+    """
+    try:
+        yield
+    except exc.IntegrityError as error:
+        raise ConflictError(
+            f"{name} refused a change that contradicts what is stored: {_cause(error)}.",
+            "Somebody may have changed it at the same time; look again and repeat.",
+        ) from error
+    except exc.DataError as error:
+        raise UsageError(
+            f"{name} cannot store a value: {_cause(error)}.", "Correct it and try again."
+        ) from error
+    except (exc.DBAPIError, exc.TimeoutError) as error:
+        cause = _cause(error)
+        hint = next((text for part, text in _HINTS if part in cause.casefold()), _DEFAULT_HINT)
+        raise DatabaseError(f"{name} cannot be used: {cause}.", hint) from error
+
+
+def _cause(error: exc.SQLAlchemyError) -> str:
+    original = getattr(error, "orig", None) or error
+    lines = [line.strip() for line in str(original).splitlines() if line.strip()]
+    return (lines[0] if lines else type(original).__name__).rstrip(".")

@@ -1,0 +1,95 @@
+"""The schema's version: what the database has, what this release needs, and the way between them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.schema import SchemaItem
+
+from autotune.db.models import Base
+from autotune.vocabulary.errors import SchemaVersionError
+
+VERSION_TABLE = "moe_autotune_version"
+"""Not Alembic's default name: Optuna's storage brings that one into the same database."""
+
+_UPGRADE_LOCK = 0x6D6F6561  # "moea": any number that no other program takes as its advisory lock
+
+
+class SchemaState(StrEnum):
+    CURRENT = "current"
+    EMPTY = "empty"
+    OLDER = "older"
+
+
+def is_ours(item: SchemaItem, name: str | None, kind: str, reflected: bool, compare_to: object) -> bool:
+    """Whether a reflected object belongs to this project; Optuna's tables may stand beside ours."""
+    return not (kind == "table" and reflected and name not in Base.metadata.tables)
+
+
+def configuration(connection: Connection | None = None) -> Config:
+    """Alembic's settings, without a file: the migrations are found in the installed package."""
+    config = Config()
+    config.set_main_option("script_location", "autotune:alembic")
+    config.attributes["connection"] = connection
+    return config
+
+
+@cache
+def released() -> tuple[frozenset[str], frozenset[str]]:
+    """The schemas that this release knows, and the newest of them."""
+    scripts = ScriptDirectory.from_config(configuration())
+    return frozenset(s.revision for s in scripts.walk_revisions()), frozenset(scripts.get_heads())
+
+
+def inspect_schema(connection: Connection) -> SchemaState:
+    """Compare the database with this release.
+
+    Raises:
+        SchemaVersionError: if a newer release made it.
+    """
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return SchemaState.EMPTY
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    found = set(context.get_current_heads())
+    if not found:
+        return SchemaState.EMPTY
+    known, newest = released()
+    if unknown := found - known:
+        raise SchemaVersionError(
+            f"The database has schema {', '.join(sorted(unknown))}, which this release does not know: "
+            "a newer release made it.",
+            "Upgrade the package: pip install --upgrade moe-autotune.",
+        )
+    return SchemaState.CURRENT if found == newest else SchemaState.OLDER
+
+
+def upgrade_schema(connection: Connection) -> bool:
+    """Bring the schema up to date inside the connection's transaction; False if it already was.
+
+    Two processes that do this at once wait for each other: SQLite through the write transaction that the
+    caller began, Postgres through an advisory lock held until the transaction ends.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+    if inspect_schema(connection) is SchemaState.CURRENT:
+        return False
+    command.upgrade(configuration(connection), "head")
+    return True
+
+
+def require_current(connection: Connection) -> None:
+    """Refuse a schema that is not exactly this release's.
+
+    Raises:
+        SchemaVersionError: naming the command that upgrades the database or the package.
+    """
+    state = inspect_schema(connection)
+    if state is not SchemaState.CURRENT:
+        what = "has no tables yet" if state is SchemaState.EMPTY else "was made by an older release"
+        raise SchemaVersionError(f"The database {what}.", "Run `autotune db upgrade` on it.")

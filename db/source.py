@@ -1,0 +1,75 @@
+"""Published tables straight from a database, as the client's other sources hand them out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from autotune.db.engine import Database
+from autotune.db.revisions import Revision, RevisionRepository
+from autotune.vocabulary.errors import TableError
+from autotune.vocabulary.table import PublishedTable, RoutingTable
+
+log = logging.getLogger(__name__)
+
+
+class DatabaseSource:
+    """What the channels of one database point at. Safe to share between threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        # Tables are immutable and named by content, so one that was read once stays valid.
+        self._read: dict[str, RoutingTable] = {}
+        self._broken: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The database's URL without its password."""
+        return self._database.name
+
+    def tables(self, gpu: str | None, channel: str = "stable") -> list[PublishedTable]:
+        """Every current table of a channel, "none" included; a broken one is logged and left out.
+
+        Args:
+            gpu: vLLM's device name; None for all.
+
+        Raises:
+            DatabaseError: if the database cannot be read.
+        """
+        with self._database.read() as session:
+            repository = RevisionRepository(session)
+            revisions = repository.current(gpu, channel)
+            wanted = {r.table_digest for r in revisions if r.table_digest is not None}
+            with self._lock:
+                missing = wanted - self._read.keys() - self._broken.keys()
+            for digest, content in repository.contents(missing).items() if missing else ():
+                self._keep(digest, content)
+        return [published for r in revisions if (published := self._published(r, channel)) is not None]
+
+    def _keep(self, digest: str, content: dict[str, object]) -> None:
+        try:
+            table = RoutingTable.from_json_data({**content, "digest": digest})
+        except TableError as error:
+            log.warning("table %s in %s is left out: %s", digest[:12], self.name, error)
+            with self._lock:
+                self._broken[digest] = error.message
+            return
+        with self._lock:
+            self._read[digest] = table
+
+    def _published(self, revision: Revision, channel: str) -> PublishedTable | None:
+        table = None
+        if revision.table_digest is not None:
+            with self._lock:
+                table = self._read.get(revision.table_digest)
+            if table is None:
+                return None
+        return PublishedTable(
+            problem=revision.problem,
+            environment=revision.environment,
+            checkpoint=revision.checkpoint,
+            revision=revision.number,
+            channel=channel,
+            table=table,
+        )

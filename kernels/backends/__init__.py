@@ -1,0 +1,1 @@
+"""Backends behind one protocol. Only `registry.py` knows all of them."""

@@ -1,0 +1,82 @@
+"""Our `fused_triton` behind the backend protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from autotune.kernels.fused_triton.op import fused_moe, plan
+from autotune.kernels.specs import Support, backend_spec
+from autotune.kernels.weights import LayerInputs, MoeWeights
+from autotune.vocabulary.candidate import BackendName, Candidate, FusedTritonCandidate
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.problem import Problem, Scheme
+
+
+class FusedTritonBackend:
+    """Reads the checkpoint layout as it is; nothing is prepared."""
+
+    name: BackendName = "fused_triton"
+
+    def supports(self, problem: Problem, environment: Environment) -> Support:
+        return backend_spec(self.name).supports(problem, environment)
+
+    def prepare(self, weights: MoeWeights) -> MoeWeights:
+        return weights
+
+    def tune(self, prepared: MoeWeights, inputs: LayerInputs) -> float:
+        return 0.0
+
+    def bind(self, prepared: MoeWeights, candidate: Candidate) -> Callable[[LayerInputs], torch.Tensor]:
+        assert isinstance(candidate, FusedTritonCandidate)
+        return lambda inputs: fused_moe(prepared, inputs, candidate)
+
+    def power_of_two_scales(self, problem: Problem) -> bool:
+        return False
+
+    def scratch(self) -> list[torch.Tensor]:
+        return []
+
+    def scratch_bytes(self, prepared: MoeWeights, inputs: LayerInputs) -> int:
+        return 0
+
+    def compile_ahead(self, problem: Problem, tokens: int, candidate: Candidate) -> None:
+        assert isinstance(candidate, FusedTritonCandidate)
+        weights, inputs = unfilled(problem, tokens)
+        for launch in plan(weights, inputs, candidate, torch.empty_like(inputs.hidden)):
+            launch.compile()
+
+
+def unfilled(problem: Problem, tokens: int) -> tuple[MoeWeights, LayerInputs]:
+    """CPU tensors of the right shapes and types, never written, for compiling only.
+
+    The operating system maps their pages on first touch, so even a large layer takes no memory.
+    """
+    fp8 = problem.scheme.is_fp8
+    dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
+
+    def scale(rows: int, columns: int) -> torch.Tensor | None:
+        shapes = {
+            Scheme.FP8_TENSOR: (problem.E,),
+            Scheme.FP8_CHANNEL: (problem.E, rows, 1),
+            Scheme.FP8_BLOCK128: (problem.E, rows // 128, columns // 128),
+        }
+        return torch.empty(shapes[problem.scheme]) if fp8 else None
+
+    static = torch.empty(()) if problem.scheme is Scheme.FP8_TENSOR else None
+    weights = MoeWeights(
+        problem,
+        torch.empty(problem.E, problem.gate_up_rows, problem.K, dtype=dtype),
+        torch.empty(problem.E, problem.K, problem.N, dtype=dtype),
+        scale(problem.gate_up_rows, problem.K),
+        scale(problem.K, problem.N),
+        static,
+        static,
+    )
+    inputs = LayerInputs(
+        torch.empty(tokens, problem.K, dtype=torch.bfloat16),
+        torch.empty(tokens, problem.topk, dtype=torch.int32),
+        torch.empty(tokens, problem.topk),
+    )
+    return weights, inputs

@@ -1,0 +1,166 @@
+"""Whole sweeps over a simulated runner: made-up times, real search, choice and bookkeeping."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.choose.sweep import Sweep, SweepPlan
+from autotune.measure.task import Task
+from autotune.vocabulary.candidate import Candidate, DeepGemmCandidate, TritonCandidate
+from autotune.vocabulary.errors import AutotuneError, NotFoundError, UsageError
+from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
+from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.table import Verdict
+from tests.choose.simulated import BASELINE, ListStore, Quiet, SimulatedRunner
+from tests.factories import PROBLEM
+
+
+def planted(candidate: Candidate, tokens: int) -> float:
+    """vLLM's kernel with Swap-AB and 16 rows is 30% faster up to 64 tokens; nothing is above that."""
+    if candidate == BASELINE:
+        return 1.0
+    if isinstance(candidate, TritonCandidate) and tokens <= 64:
+        return 0.9 + 0.4 * (candidate.swap_ab and candidate.tile.block_m == 16)
+    return 0.8
+
+
+def plan(tokens: tuple[int, ...] = (1, 8, 64, 1024), **fields: object) -> SweepPlan:
+    values = {"problem": PROBLEM, "checkpoint": "fp8", "tokens": tokens, "trials": 24, "budget_s": None}
+    return SweepPlan(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def keys(store: ListStore) -> Counter[tuple[int, str, Stage, int]]:
+    return Counter((m.tokens, m.candidate.digest, m.stage, m.process) for m in store.rows.values())
+
+
+def test_it_finds_the_planted_winner() -> None:
+    runner, store = SimulatedRunner(planted), ListStore()
+    result = Sweep(plan(), runner, store, Quiet()).execute()
+    assert result.table is not None
+    assert [r.tokens for r in result.table.routes] == [1, 8, 64, 1024]
+    for route in result.table.routes[:3]:
+        assert route.verdict is Verdict.WIN
+        assert isinstance(route.winner, TritonCandidate)
+        assert (route.winner.swap_ab, route.winner.tile.block_m) == (True, 16)
+        assert route.speedup is not None
+        assert route.speedup.median == pytest.approx(1.3, rel=0.02)
+    assert result.table.routes[3].verdict is Verdict.NO_BENEFIT
+    assert result.new == len(store.rows)
+    assert max(keys(store).values()) == 1
+    finals = [t for t in runner.tasks if t.stage is Stage.FINAL]
+    assert {t.process for t in finals} == {0, 1, 2}
+    assert {t.seed for t in finals} == {101, 102, 103}, "fresh inputs in every process"
+
+
+class Interrupting(SimulatedRunner):
+    """Interrupted, as by Ctrl-C, before its n-th measurement."""
+
+    left = 0
+
+    def measure(self, task: Task) -> Iterator[Measurement]:
+        for m in super().measure(task):
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            yield m
+
+
+@pytest.mark.parametrize("after", [1, 30, 100, 125])
+def test_an_interrupted_sweep_resumes_without_measuring_twice(after: int) -> None:
+    store = ListStore()
+    runner = Interrupting(planted)
+    runner.left = after
+    first = Sweep(plan(), runner, store, Quiet())
+    with pytest.raises(KeyboardInterrupt):
+        first.execute()
+    assert len(store.rows) == after
+    kept = dict(store.rows)
+    again = SimulatedRunner(planted)
+    result = Sweep(plan(run=first.run), again, store, Quiet()).execute()
+    assert result.run == first.run
+    assert result.table is not None
+    assert kept.items() <= store.rows.items()
+    assert max(keys(store).values()) == 1
+    asked = {(t.tokens, c.digest, t.stage, t.process) for t in again.tasks for c in t.candidates}
+    assert not asked & {(m.tokens, m.candidate.digest, m.stage, m.process) for m in kept.values()}
+    assert result.table.routes[0].verdict is Verdict.WIN
+
+
+def test_failing_candidates_are_statuses() -> None:
+    def fail(candidate: Candidate, tokens: int) -> Status | None:
+        if candidate.backend == "deep_gemm":
+            return Status.UNSUPPORTED
+        return Status.CRASHED if candidate.backend == "fused_triton" else None
+
+    store = ListStore()
+    result = Sweep(plan(), SimulatedRunner(planted, fail=fail), store, Quiet()).execute()
+    assert result.table is not None
+    assert result.table.routes[0].verdict is Verdict.WIN
+    assert {a.candidate.backend for r in result.table.routes for a in r.alternatives} <= {"triton"}
+    statuses = {m.candidate.backend: m.status for m in store.rows.values()}
+    assert statuses["deep_gemm"] is Status.UNSUPPORTED
+    assert statuses["fused_triton"] is Status.CRASHED
+
+
+class Choosy(SimulatedRunner):
+    """Has no 8 tokens, and its baseline fails at 64."""
+
+    def baseline(self, problem: Problem, checkpoint: Checkpoint, tokens: int) -> Candidate:
+        if tokens == 8:
+            raise NotFoundError("The recording has no 8 tokens.")
+        return super().baseline(problem, checkpoint, tokens)
+
+    def measure(self, task: Task) -> Iterator[Measurement]:
+        if task.tokens == 64:
+            raise AutotuneError("The baseline cannot be measured at 64 tokens.")
+        return super().measure(task)
+
+
+def test_token_counts_that_cannot_be_had_are_left_out_and_named() -> None:
+    progress = Quiet()
+    result = Sweep(plan(), Choosy(planted), ListStore(), progress).execute()
+    assert result.table is not None
+    assert [r.tokens for r in result.table.routes] == [1, 1024]
+    assert set(result.skipped) == {8, 64}
+    assert sum("left out" in note for note in progress.notes) == 2
+    with pytest.raises(UsageError, match="None of the token counts"):
+        Sweep(plan((8,)), Choosy(planted), ListStore(), Quiet()).execute()
+
+
+def test_only_the_backends_asked_for_are_tried() -> None:
+    store = ListStore()
+    Sweep(plan((8,), backends=frozenset({"deep_gemm"})), SimulatedRunner(planted), store, Quiet()).execute()
+    assert {m.candidate for m in store.rows.values()} == {DeepGemmCandidate()}
+
+
+class Clock(SimulatedRunner):
+    """A clock of its own: every measurement takes a second."""
+
+    now = 0.0
+
+    def measure(self, task: Task) -> Iterator[Measurement]:
+        for m in super().measure(task):
+            self.now += 1.0
+            yield m
+
+
+@pytest.mark.parametrize(("budget", "rounds"), [(10.0, 1), (1e6, 8)])
+def test_screening_stops_at_half_the_budget(budget: float, rounds: int) -> None:
+    runner, store = Clock(planted), ListStore()
+    made = plan((8, 64), budget_s=budget, trials=60)
+    result = Sweep(made, runner, store, Quiet(), clock=lambda: runner.now).execute()
+    screened = [t for t in runner.tasks if t.stage is Stage.SCREEN]
+    assert (len(screened) == 2) is (rounds == 1), "the first round always runs"
+    assert len(screened) <= 2 * rounds
+    assert result.table is not None, "and the finals make the evidence"
+    assert result.table.routes[0].verdict is Verdict.WIN
+
+
+def test_the_number_of_trials_is_a_limit() -> None:
+    store = ListStore()
+    Sweep(plan((8, 64), trials=10), SimulatedRunner(planted), store, Quiet()).execute()
+    screened = Counter(m.tokens for m in store.rows.values() if m.stage is Stage.SCREEN)
+    assert screened == {8: 10, 64: 10}

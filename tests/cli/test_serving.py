@@ -1,0 +1,134 @@
+"""`autotune serve` as a real process, spoken to over a real socket by the real client."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from autotune.cli import serving
+from autotune.vocabulary.errors import ConflictError, MissingDependencyError, UsageError
+from autotune.vocabulary.wire import decode_tables
+from tests.factories import PROBLEM, make_measurement, make_table
+
+TOKEN = "token-of-the-test-0123456789"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+PROGRAM = (
+    "import typer, sys\n"
+    "from autotune.cli import serving\n"
+    "app = typer.Typer(pretty_exceptions_enable=False)\n"
+    "app.callback()(lambda: None)\n"
+    "serving.add_to(app)\n"
+    "app()\n"
+)
+
+
+class Service:
+    """A running `autotune serve` and where it listens."""
+
+    def __init__(self, folder: Path, tokens: str) -> None:
+        self.log = folder / "service.log"
+        environment = {**os.environ, "AUTOTUNE_DB": f"sqlite:///{folder / 'x.db'}", "AUTOTUNE_TOKENS": tokens}
+        with self.log.open("w") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, "serve", "--port", "0"],
+                stdout=subprocess.PIPE, stderr=stream, env=environment, cwd=folder, text=True,
+            )  # fmt: skip
+        self.url = self._address()
+
+    def _address(self) -> str:
+        import time
+
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            match = re.search(r"Serving .* at (http://127\.0\.0\.1:\d+)", self.log.read_text())
+            if match:
+                return match[1]
+            time.sleep(0.05)
+        raise AssertionError(self.log.read_text())
+
+    def stop(self, how: signal.Signals) -> str:
+        self.process.send_signal(how)
+        output, _ = self.process.communicate(timeout=30)
+        return output
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    started = Service(tmp_path, f"{TOKEN}:measure+publish+telemetry")
+    yield started
+    if started.process.poll() is None:
+        started.process.kill()
+        started.process.wait()
+
+
+def test_from_measuring_to_answering(service: Service) -> None:
+    table = make_table()
+    with httpx.Client(base_url=service.url, timeout=30) as http:
+        assert http.get("/readyz").status_code == 200
+        empty = http.get("/routing", params={"shape": str(PROBLEM), "gpu": "h200", "tokens": 8}).json()
+        assert (empty["answer"], empty["reason"]) == ("fallback", "unknown_problem")
+        batch = {"measurements": [make_measurement().model_dump(mode="json")]}
+        assert http.post("/measurements", json=batch, headers=HEADERS).json() == {"new": 1, "known": 0}
+        body = {"table": table.to_json_data(), "author": "ada", "reason": "swept"}
+        assert http.post("/revisions", json=body).status_code == 401
+        assert http.post("/revisions", json=body, headers=HEADERS).status_code == 201
+        decision = http.get("/routing", params={"shape": str(PROBLEM), "gpu": "h200", "tokens": 8}).json()
+        assert decision["route"]["winner"] == table.routes[3].winner.model_dump(mode="json")
+        tables, _ = decode_tables(http.get("/routing/tables", params={"gpu": "h200"}).json())
+        assert [t.table for t in tables] == [table]
+        large = http.post("/measurements", content=b" " * 9_000_000, headers=HEADERS)
+        assert large.status_code == 413
+        assert "<svg" in http.get("/").text
+    assert "No table is published" in service.log.read_text()
+    stdout = service.stop(signal.SIGINT)
+    # Results only: requests and notes went to stderr.
+    assert stdout == ""
+    assert "GET /routing" in service.log.read_text()
+    assert "Traceback" not in service.log.read_text()
+
+
+def test_a_killed_service_keeps_what_it_acknowledged(service: Service, tmp_path: Path) -> None:
+    body = {"table": make_table().to_json_data(), "author": "ada", "reason": "swept"}
+    assert httpx.post(f"{service.url}/revisions", json=body, headers=HEADERS).status_code == 201
+    service.stop(signal.SIGKILL)
+    again = Service(tmp_path, "")
+    try:
+        listed = httpx.get(f"{again.url}/revisions").json()["revisions"]
+        assert [(r["number"], r["channels"]) for r in listed] == [(1, ["stable"])]
+        refused = httpx.post(f"{again.url}/revisions", json=body, headers=HEADERS)
+        assert refused.status_code == 403
+        assert "AUTOTUNE_TOKENS" in json.loads(refused.text)["hint"]
+    finally:
+        again.stop(signal.SIGTERM)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConflictError, match=f"Port {port} on 127.0.0.1 is taken.*--port"):
+            serving.serve(port=port)
+
+
+def test_an_address_that_is_not_ours() -> None:
+    for host in ("no.such.host.invalid", "192.0.2.1"):
+        with pytest.raises(UsageError, match=r"--host 127\.0\.0\.1"):
+            serving.serve(host=host, port=0)
+
+
+def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"fastapi.*moe-autotune\[server\]"):
+        serving.serve()

@@ -1,0 +1,200 @@
+"""`autotune sweep` as a user runs it, answered from a recording of made-up measurements."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from autotune.choose.sweep import Sweep, SweepPlan
+from autotune.measure.evidence_file import RecordingHeader, write_evidence
+from autotune.vocabulary.candidate import Candidate, TritonCandidate
+from autotune.vocabulary.table import RoutingTable, Verdict
+from tests.choose.simulated import BASELINE, ListStore, Quiet, SimulatedRunner
+from tests.factories import PROBLEM
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from autotune.cli import main; main()"]
+MODEL = ("sweep", "--gpu", "h200", "--model", "qwen-moe-fp8", "--replay")
+
+
+def planted(candidate: Candidate, tokens: int) -> float:
+    if candidate == BASELINE:
+        return 1.0
+    swapped = isinstance(candidate, TritonCandidate) and candidate.swap_ab
+    return 1.2 if swapped and tokens <= 64 else 0.9
+
+
+def record(path: Path, tokens: tuple[int, ...], trials: int = 16) -> Path:
+    store = ListStore()
+    plan = SweepPlan(
+        problem=PROBLEM, checkpoint="fp8", tokens=tokens, trials=trials, budget_s=None, run="recorded"
+    )
+    Sweep(plan, SimulatedRunner(planted), store, Quiet()).execute()
+    write_evidence(path, RecordingHeader(command="a test", machine="a simulation"), store.rows.values())
+    return path
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("evidence") / "made-up.jsonl.gz", (1, 8, 64, 1024))
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("AUTOTUNE_")}
+    return {
+        **kept, "AUTOTUNE_DB": f"sqlite:///{folder / 'sweep.db'}", "PYTHONPATH": str(ROOT), "COLUMNS": "200",
+    }  # fmt: skip
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def stored(folder: Path) -> int:
+    from autotune.db.engine import open_database
+    from autotune.db.store import DatabaseStore
+
+    return len(DatabaseStore(open_database(f"sqlite:///{folder / 'sweep.db'}")).measurements(PROBLEM))
+
+
+def test_a_replayed_sweep_prints_its_table_and_says_so(tmp_path: Path, evidence: Path) -> None:
+    arguments = (*MODEL, "--tokens", "1,8,64,1024", "--evidence", str(evidence))
+    done = run(tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+    told = " ".join(done.stderr.split())
+    for part in ("replay", "2026-11-01", "a simulation", "vllm 0.25.1", "triton 3.6.0", "none of them new"):
+        assert part in told
+    assert "win" in done.stdout
+    assert "no benefit" in done.stdout
+    assert "replay" not in done.stdout
+    first = stored(tmp_path)
+    again = run(tmp_path, *arguments, "--resume", "--json")
+    assert again.returncode == 0, again.stderr
+    assert stored(tmp_path) == first, "the same content again is nothing new"
+    table = RoutingTable.from_json_data(json.loads(again.stdout))
+    assert table.digest[:12] in done.stdout
+    assert [r.verdict for r in table.routes] == [Verdict.WIN] * 3 + [Verdict.NO_BENEFIT]
+
+
+def test_no_torch_is_imported(tmp_path: Path, evidence: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['triton'] = None; "
+        "from autotune.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *MODEL, "--tokens", "8", "--evidence", str(evidence)],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_token_counts_that_were_not_recorded_are_named(tmp_path: Path, evidence: Path) -> None:
+    done = run(tmp_path, *MODEL, "--tokens", "8,9", "--evidence", str(evidence))
+    assert done.returncode == 0, done.stderr
+    assert "9 tokens left out" in done.stderr
+    none = run(tmp_path, *MODEL, "--tokens", "9", "--evidence", str(evidence))
+    assert none.returncode == 2
+    assert "1, 8, 64, 1024" in none.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--gpu", "h20O"), 2, ("Unknown GPU", "h200")),
+        (("--model", "qwen-moe-fp9"), 2, ("Unknown model", "'qwen-moe-fp8'")),
+        (("--backends", "deepgemm"), 2, ("Unknown backend", "'deep_gemm'")),
+        (("--model", "", "--shape", "E=8,N=64,K=64,topk=2,scheme=fp8_blok128"), 2, ("fp8_block128",)),
+        (("--model", "", "--shape", "E=8,N=x"), 2, ("position", "Grammar")),
+        (("--budget", "soon"), 2, ("--budget", "5m")),
+        (("--tokens", "0"), 2, ("--tokens", "'0'")),
+        (("--tokens", "-3"), 2, ("--tokens",)),
+        (("--tokens", "many"), 2, ("--tokens", "'many'")),
+        (("--routing", "zipf"), 2, ("zipf:1.2",)),
+        (("--margin", "2"), 2, ("--margin",)),
+        (("--gpu", "h100"), 1, ("no recorded evidence", "NVIDIA_H100_80GB_HBM3")),
+        (("--model", "mixtral-8x7b-fp8"), 1, ("no recorded evidence", "N=14336")),
+    ],
+)
+def test_bad_input(
+    tmp_path: Path, evidence: Path, arguments: tuple[str, ...], code: int, words: tuple[str, ...]
+) -> None:
+    done = run(tmp_path, *MODEL, "--evidence", str(evidence), *arguments)
+    assert done.returncode == code, done.stderr
+    text = " ".join(done.stderr.split())
+    assert "Traceback" not in text
+    for word in words:
+        assert word in text
+    assert done.stdout == ""
+
+
+def slow(folder: Path, delay: float) -> subprocess.Popen[str]:
+    script = Path(__file__).with_name("slow_sweep.py")
+    return subprocess.Popen(
+        [sys.executable, str(script), f"sqlite:///{folder / 'sweep.db'}", str(delay)],
+        cwd=folder, env=environment(folder), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("after", [5, 30])
+def test_a_killed_sweep_loses_and_repeats_nothing(tmp_path: Path, after: int) -> None:
+    process = slow(tmp_path, 0.05)
+    assert process.stdout is not None
+    committed = [process.stdout.readline().split()[0] for _ in range(after)]
+    os.kill(process.pid, signal.SIGKILL)
+    committed += [line.split()[0] for line in process.stdout.read().splitlines()]
+    assert process.wait() == -signal.SIGKILL
+    kept = stored(tmp_path)
+    assert after <= len(committed) <= kept <= len(committed) + 1
+    again = slow(tmp_path, 0)
+    output = again.communicate(timeout=120)[0].splitlines()
+    assert again.returncode == 0
+    assert output[-1].startswith("finished")
+
+    from autotune.db.engine import open_database
+    from autotune.db.store import DatabaseStore
+
+    rows = DatabaseStore(open_database(f"sqlite:///{tmp_path / 'sweep.db'}")).measurements(PROBLEM)
+    assert set(committed) <= {m.digest for m in rows}
+    assert len(rows) == kept + len(output) - 1
+    keys = Counter((m.tokens, m.candidate.digest, m.stage, m.process) for m in rows)
+    assert max(keys.values()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_keeps_its_measurements(tmp_path: Path, number: signal.Signals) -> None:
+    counts = tuple(range(1, 41))
+    recording = record(tmp_path / "long.jsonl.gz", counts, 12)
+    arguments = [*MODEL, "--tokens", ",".join(map(str, counts)), "--evidence", str(recording)]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("screening"):
+            break
+    time.sleep(0.5)
+    process.send_signal(number)
+    told = " ".join(process.communicate(timeout=60)[1].split())
+    assert process.returncode == 130, told
+    assert "--resume" in told
+    assert "Traceback" not in told
+    assert stored(tmp_path) > 0
+    done = run(tmp_path, *arguments, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(RoutingTable.from_json_data(json.loads(done.stdout)).routes) == 40

@@ -1,0 +1,79 @@
+"""The last known good answer on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.client.cache import LastKnownGood, write_atomically
+
+BODY = {"tables": [], "digest": "x"}
+
+
+def store(folder: Path, **changes: str) -> LastKnownGood:
+    asked = {"url": "http://a", "gpu": "NVIDIA_H200", "channel": "stable", **changes}
+    return LastKnownGood(folder, **asked)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    assert store(tmp_path).read() == (None, "")
+    assert store(tmp_path).write(BODY, '"tag"') == ""
+    kept, reason = store(tmp_path).read()
+    assert reason == ""
+    assert kept is not None
+    assert (kept.body, kept.etag) == (BODY, '"tag"')
+    assert kept.saved_at.endswith("+00:00")
+
+
+@pytest.mark.parametrize("change", [{"url": "http://b"}, {"gpu": "NVIDIA_H100"}, {"channel": "canary"}])
+def test_it_answers_only_what_was_asked(tmp_path: Path, change: dict[str, str]) -> None:
+    store(tmp_path).write(BODY, None)
+    assert store(tmp_path, **change).read() == (None, "")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"format": 9}', "[" * 100_000, "\x00\x01", '{"format": 1, "asked": []}']
+)
+def test_a_corrupt_file_is_ignored_with_a_reason(tmp_path: Path, text: str) -> None:
+    kept = store(tmp_path)
+    kept.path.parent.mkdir(parents=True)
+    kept.path.write_text(text)
+    found, reason = kept.read()
+    assert found is None
+    assert "ignored" in reason
+
+
+def test_a_changed_body_is_ignored(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    kept.write(BODY, None)
+    stored = json.loads(kept.path.read_text())
+    stored["body"]["tables"] = [1]
+    kept.path.write_text(json.dumps(stored))
+    assert kept.read()[0] is None
+    assert "digest" in kept.read()[1]
+
+
+def test_a_place_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "tables").write_text("a file where the folder should be")
+    assert "cannot be written" in store(tmp_path).write(BODY, None)
+
+
+def test_a_full_disk_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    assert write_atomically(path, "old") is None
+    # A limit on the file size fails the write as a full disk does, for root too.
+    pid = os.fork()
+    if pid == 0:
+        import resource
+        import signal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        reason = write_atomically(path, "x" * 5000)
+        os._exit(0 if reason and "cannot be written" in reason else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file.json"]

@@ -1,0 +1,224 @@
+"""Files, folders, services and starter tables; real sockets throughout."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.client.cache import LastKnownGood
+from autotune.client.sources import from_path, resolve
+from autotune.vocabulary.settings import Settings
+from autotune.vocabulary.table import Miss
+from autotune.vocabulary.wire import encode_tables
+from tests.client.servers import Script, endless, http_service, raw_server, silent, trickle
+from tests.factories import make_published, make_table
+
+GPU = "NVIDIA_H200"
+
+
+def settings(tmp_path: Path, **changes: Any) -> Settings:
+    return Settings(**{"cache": tmp_path / "cache", "timeout_s": 5.0, **changes})
+
+
+def body() -> dict[str, Any]:
+    return encode_tables([make_published(revision=3)])
+
+
+def write(path: Path, data: object) -> Path:
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_file_and_a_folder(tmp_path: Path) -> None:
+    table = make_table()
+    file = write(tmp_path / "a.json", table.to_json_data())
+    assert [t.table for t in from_path(file).tables] == [table]
+    write(tmp_path / "b.json", body())
+    both = from_path(tmp_path)
+    assert [t.revision for t in both.tables] == [None, 3]
+    assert both.miss is None
+
+
+def test_a_broken_file_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    write(tmp_path / "good.json", make_table().to_json_data())
+    write(tmp_path / "bad.json", {**make_table().to_json_data(), "margin": 0.5})
+    found = from_path(tmp_path)
+    assert len(found.tables) == 1
+    assert found.miss is None
+    assert "bad.json" in found.reasons[0]
+    assert "does not match its content" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[1]", "null", "[" * 100_000, '{"tables": 1}', "\ud800".encode("utf-8", "surrogatepass")],
+)
+def test_a_file_of_anything_else_is_broken(tmp_path: Path, text: str | bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    found = from_path(path)
+    assert (found.tables, found.miss) == ((), Miss.BROKEN_TABLE)
+    assert len(found.reasons) == 1
+
+
+def test_an_explicit_file_wins_even_when_it_is_missing(tmp_path: Path) -> None:
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        found = resolve(settings(tmp_path, table=tmp_path / "absent.json", url=url), GPU, {})
+    assert found.miss is Miss.BROKEN_TABLE
+    assert script.requests == []
+
+
+def test_a_service_is_asked_for_the_gpu_and_the_channel(tmp_path: Path) -> None:
+    script = Script()
+    script.says(body(), etag='"v1"')
+    with http_service(script) as url:
+        found = resolve(settings(tmp_path, url=url + "/", channel="canary"), GPU, {})
+        assert [t.revision for t in found.tables] == [3]
+        ((path, headers),) = script.requests
+        assert path == "/routing/tables?channel=canary&gpu=NVIDIA_H200"
+        assert "if-none-match" not in headers
+        script.status, script.body = 304, b""
+        again = resolve(settings(tmp_path, url=url + "/", channel="canary"), GPU, {})
+        assert script.requests[1][1]["if-none-match"] == '"v1"'
+    assert again.digest == found.digest
+    assert again.source == url
+
+
+def test_the_last_known_good_serves_when_the_service_is_gone(tmp_path: Path) -> None:
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        good = resolve(here, GPU, {})
+    gone = resolve(here, GPU, {})
+    assert gone.digest == good.digest
+    assert "last known good of" in gone.source
+    assert "gave no usable answer" in gone.reasons[0]
+    assert resolve(here, "NVIDIA_H100", {}).miss is Miss.UNREACHABLE, "another GPU's answer was used"
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_failing_service_counts_as_gone(tmp_path: Path, status: int) -> None:
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        resolve(here, GPU, {})
+        script.status = status
+        found = resolve(here, GPU, {})
+    assert len(found.tables) == 1
+    assert f"it answered {status}" in found.reasons[0]
+
+
+def test_none_and_an_empty_list_are_final(tmp_path: Path) -> None:
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        resolve(here, GPU, {})
+        none = make_published(revision=4).model_copy(update={"table": None})
+        script.says(encode_tables([none]))
+        found = resolve(here, GPU, {})
+        assert [(t.revision, t.table) for t in found.tables] == [(4, None)]
+        script.says(encode_tables([]))
+        assert resolve(here, GPU, {}).tables == ()
+    assert resolve(here, GPU, {}).tables == (), "the last known good is the empty list"
+
+
+def test_a_refusal_is_final_too(tmp_path: Path) -> None:
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        resolve(here, GPU, {})
+        script.status, script.body = 404, b"no such page"
+        found = resolve(here, GPU, {})
+    assert (found.tables, found.miss) == ((), Miss.UNREACHABLE)
+    assert "404: no such page" in found.reasons[0]
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def lie(data: bytes) -> bytes:
+    return json.dumps({**json.loads(data), "digest": "0" * 64}).encode()
+
+
+def change(data: bytes) -> bytes:
+    return data.replace(b'"margin": 0.01', b'"margin": 0.02')
+
+
+@pytest.mark.parametrize(
+    "spoil", [cut, lie, change, lambda _: b"[]", lambda _: b"\xff", lambda _: b"[" * 100_000]
+)
+def test_a_spoilt_answer_is_never_applied_in_part(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    script = Script()
+    script.says(body())
+    script.body = spoil(script.body)
+    with http_service(script) as url:
+        found = resolve(settings(tmp_path, url=url), GPU, {})
+    assert (found.tables, found.miss) == ((), Miss.BROKEN_TABLE)
+    assert not LastKnownGood(tmp_path / "cache", url, GPU, "stable").path.exists()
+
+
+def test_a_table_of_a_later_schema_is_left_out_alone(tmp_path: Path) -> None:
+    listed = encode_tables([make_published(revision=3), make_published(revision=4)])["tables"]
+    listed[1]["table"]["schema_version"] = 2
+    from autotune.vocabulary.canonical import content_digest
+
+    script = Script()
+    script.says({"tables": listed, "digest": content_digest(listed)})
+    with http_service(script) as url:
+        found = resolve(settings(tmp_path, url=url), GPU, {})
+    assert [t.revision for t in found.tables] == [3]
+    assert "schema 2" in found.reasons[0]
+
+
+@pytest.mark.parametrize("behave", [silent, trickle])
+def test_the_time_limit_holds_for_everything(tmp_path: Path, behave: Any) -> None:
+    with raw_server(behave) as url:
+        started = time.monotonic()
+        found = resolve(settings(tmp_path, url=url, timeout_s=0.5), GPU, {})
+        took = time.monotonic() - started
+    assert found.miss is Miss.UNREACHABLE
+    assert took < 1.0
+
+
+def test_a_body_without_end_is_cut_off(tmp_path: Path) -> None:
+    with raw_server(endless) as url:
+        found = resolve(settings(tmp_path, url=url, timeout_s=20), GPU, {})
+    assert found.miss is Miss.UNREACHABLE
+    assert "exceeds 32 MiB" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1", "nonsense", "http://[", "ftp://x", "http://no-such-host.invalid"]
+)
+def test_an_address_that_leads_nowhere(tmp_path: Path, url: str) -> None:
+    found = resolve(settings(tmp_path, url=url, timeout_s=2), GPU, {})
+    assert found.miss is Miss.UNREACHABLE
+    assert found.reasons
+
+
+def test_a_read_only_cache_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        found = resolve(settings(tmp_path, url=url), GPU, {})
+    assert len(found.tables) == 1
+    assert "not kept for later" in found.reasons[-1]
+
+
+def test_the_starter_tables_serve_only_without_a_source(tmp_path: Path) -> None:
+    assert resolve(settings(tmp_path), GPU, {}).source == "starter"
+    with raw_server(silent) as url:
+        assert resolve(settings(tmp_path, url=url, timeout_s=0.2), GPU, {}).tables == ()

@@ -1,0 +1,83 @@
+"""Exported files, read with vLLM's rule: the nearest key."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.client.vllm_files import export_vllm
+from autotune.vocabulary.candidate import DeepGemmCandidate, FlashinferCutlassCandidate, TritonCandidate
+from autotune.vocabulary.errors import TableError
+from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.table import Miss, RoutingTable, Verdict
+from tests.factories import BASELINE, PROBLEM, make_table, triton
+
+WIN = triton(16, swap_ab=True)
+
+
+def nearest(table: RoutingTable, tokens: int) -> dict[str, int]:
+    """As vLLM reads it."""
+    (file,) = export_vllm([table])
+    configs = {int(k): v for k, v in json.loads(file.text).items() if k != "triton_version"}
+    found: dict[str, int] = configs[min(configs.keys(), key=lambda x: abs(x - tokens))]
+    return found
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=8, unique=True).map(sorted),
+    st.data(),
+)
+def test_every_covered_count_gets_what_the_table_says(counts: list[int], data: st.DataObject) -> None:
+    wins = {c: 1.2 for c in counts if data.draw(st.booleans())}
+    firsts = {c: c for c in counts if data.draw(st.booleans())}
+    table = make_table(tokens=counts, wins=wins, firsts=firsts)
+    for tokens in range(1, counts[-1] + 50):
+        found = table.lookup(tokens)
+        keeps = isinstance(found, Miss) or found.verdict is Verdict.NO_BENEFIT
+        expected = BASELINE if keeps else WIN
+        assert isinstance(expected, TritonCandidate)
+        if isinstance(found, Miss) and found is Miss.UNMEASURED:
+            continue  # between routes: checked below
+        assert nearest(table, tokens) == expected.tile.vllm_config(), tokens
+
+
+def test_a_gap_gets_the_baselines_tile() -> None:
+    table = make_table(tokens=(8, 64), firsts={8: 8, 64: 60})
+    assert isinstance(BASELINE, TritonCandidate)
+    for tokens in (9, 30, 59, 7, 1, 65, 10_000):
+        assert nearest(table, tokens) == BASELINE.tile.vllm_config()
+
+
+def test_the_file_names_triton_and_has_vllms_keys() -> None:
+    (file,) = export_vllm([make_table()])
+    data = json.loads(file.text)
+    assert file.name == "E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+    assert data.pop("triton_version") == "3.6.0"
+    assert set(data["1"]) == {
+        "BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages"
+    }  # fmt: skip
+
+
+def test_what_a_file_cannot_say_is_said() -> None:
+    def lost(**table: object) -> str:
+        return " ".join(export_vllm([make_table(**table)])[0].lost)  # type: ignore[arg-type]
+
+    assert "swap_ab" not in lost()
+    assert "swap_ab" in lost(winner=triton(16, swap_ab=False))
+    assert "deep_gemm wins at 1, 2, 4, 5..8" in lost(winner=DeepGemmCandidate(), firsts={4: 4})
+    assert "unaided vLLM runs flashinfer_cutlass" in lost(baseline=FlashinferCutlassCandidate())
+    assert "below 1 and above 64" in lost()
+
+
+def test_two_tables_of_one_name_are_refused() -> None:
+    other = make_table(problem=Problem.parse("E=128,N=768,K=4096,topk=8,scheme=fp8_block128"))
+    with pytest.raises(TableError, match="share the file name"):
+        export_vllm([make_table(problem=PROBLEM), other])
+
+
+def test_a_table_without_triton_tiles_is_refused() -> None:
+    with pytest.raises(TableError, match="no Triton tile"):
+        export_vllm([make_table(winner=DeepGemmCandidate(), baseline=FlashinferCutlassCandidate())])

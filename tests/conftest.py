@@ -1,0 +1,26 @@
+"""Shared test set-up: tests marked `gpu` run only where there is a CUDA GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+import pytest
+
+
+@cache
+def missing_gpu() -> str | None:
+    """Why tests that need a CUDA GPU cannot run here; None if they can."""
+    if importlib.util.find_spec("torch") is None:
+        return "needs a CUDA GPU, and torch is not installed"
+    import torch
+
+    return None if torch.cuda.is_available() else "needs a CUDA GPU, and torch sees none"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip `gpu` tests where they cannot run; torch is imported only if there is such a test."""
+    if item.get_closest_marker("gpu") is not None:
+        reason = missing_gpu()
+        if reason is not None:
+            pytest.skip(reason)

@@ -1,0 +1,126 @@
+"""Runs our Triton kernels under Triton's interpreter, in a process that test_interpreter.py starts.
+
+    TRITON_INTERPRET=1 python interpreted.py layer fp8_tensor      prints one JSON line per case
+    TRITON_INTERPRET=1 python interpreted.py sort
+
+The interpreter is chosen when triton is imported, so no test process can switch to it later.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.runtime.interpreter import _convert_float
+
+import autotune.kernels.weights as weights_module
+from autotune.kernels.fused_triton.op import SORT_CHUNK, Launch, fused_moe, max_padded_rows, plan
+from autotune.kernels.reference import reference_moe, relative_l2
+from autotune.kernels.weights import make_inputs, make_weights
+from autotune.vocabulary.candidate import FusedTritonCandidate, Tile
+from autotune.vocabulary.problem import Problem, Scheme
+
+
+def interpreters_cast(values: torch.Tensor) -> torch.Tensor:
+    """float32 to FP8 as the interpreter does it, which truncates where a GPU rounds."""
+    clamped = values.clamp(-448, 448).contiguous().numpy()
+    bits = _convert_float(clamped, tl.float32, tl.float8e4nv, ir.ROUNDING_MODE.RTNE)
+    return torch.from_numpy(bits.reshape(clamped.shape).copy()).view(torch.float8_e4m3fn)
+
+
+def tiles(gate_n: int, swap: bool) -> FusedTritonCandidate:
+    return FusedTritonCandidate(
+        gate_up=Tile(block_m=16, block_n=gate_n, block_k=64, group_m=1),
+        down=Tile(block_m=16, block_n=64, block_k=128, group_m=2),
+        swap_ab=swap,
+    )
+
+
+def cases(scheme: Scheme) -> list[tuple[Problem, int, FusedTritonCandidate, str]]:
+    """(problem, tokens, candidate, routing) of one scheme."""
+
+    def problem(n: int, k: int, *, topk: int = 2, ep: int = 1) -> Problem:
+        return Problem(E=6, N=n, K=k, topk=topk, scheme=scheme, ep=ep)
+
+    aligned = problem(128, 256)
+    listed = [(aligned, 5, tiles(n, swap), "uniform") for n in (64, 128) for swap in (False, True)]
+    listed.append((aligned, 1, tiles(128, True), "uniform"))
+    listed.append((problem(128, 128, topk=3, ep=2), 40, tiles(128, True), "zipf:1.2"))
+    if scheme is not Scheme.FP8_BLOCK128:  # its scale blocks need multiples of 128
+        listed += [(problem(96, 144), 5, tiles(64, swap), "uniform") for swap in (False, True)]
+    if scheme is Scheme.BF16:  # counting in a launch of its own
+        listed.append((problem(32, 32, topk=6), 360, tiles(32, True), "zipf:1.2"))
+    return listed
+
+
+def layer(scheme: Scheme) -> None:
+    weights_module._to_fp8 = interpreters_cast
+    for problem, tokens, candidate, routing in cases(scheme):
+        weights = make_weights(problem, 1, "cpu")
+        inputs = make_inputs(problem, tokens, 2, routing, device="cpu")
+        output = fused_moe(weights, inputs, candidate, torch.full_like(inputs.hidden, float("nan")))
+        answer: dict[str, Any] = {
+            "problem": str(problem),
+            "tokens": tokens,
+            "candidate": str(candidate),
+            "error": relative_l2(output, reference_moe(weights, inputs)),
+            "swapped": candidate.swap_ab,
+            "gate_n": candidate.gate_up.block_n,
+            "chunks": triton.cdiv(tokens * problem.topk, SORT_CHUNK),
+            "remote": int((inputs.topk_ids >= problem.E).sum()),
+        }
+        print(json.dumps(answer), flush=True)
+
+
+def sort_launches(launches: list[Launch]) -> tuple[list[Launch], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sorting launches of a plan, with sorted_pairs, block_expert and padded_rows."""
+    names = [launch.kernel.fn.__name__ for launch in launches]
+    last = names.index("place_kernel")
+    sorted_pairs, block_expert, padded_rows = launches[last].arguments[2:5]
+    return launches[: last + 1], sorted_pairs, block_expert, padded_rows
+
+
+def sort() -> None:
+    """Print what the sorting kernels made of several routings."""
+    for experts, ep, topk, tokens, block_m, routing in (
+        (6, 1, 2, 1, 16, "uniform"),
+        (6, 1, 2, 150, 16, "uniform"),
+        (5, 3, 4, 97, 32, "zipf:1.5"),
+        (8, 1, 8, 300, 64, "zipf:2"),
+        (128, 1, 8, 8, 16, "uniform"),
+    ):
+        problem = Problem(E=experts, N=32, K=32, topk=topk, scheme=Scheme.BF16, ep=ep)
+        tile = Tile(block_m=block_m, block_n=32, block_k=32)
+        inputs = make_inputs(problem, tokens, 3, routing, device="cpu")
+        weights = make_weights(problem, 1, "cpu")
+        launches = plan(
+            weights, inputs, FusedTritonCandidate(gate_up=tile, down=tile), torch.empty_like(inputs.hidden)
+        )
+        chosen, sorted_pairs, block_expert, padded_rows = sort_launches(launches)
+        sorted_pairs.fill_(-7)
+        block_expert.fill_(-7)
+        for launch in chosen:
+            launch.run()
+        answer = {
+            "experts": experts,
+            "block_m": block_m,
+            "ids": inputs.topk_ids.flatten().tolist(),
+            "launches": len(chosen),
+            "room": max_padded_rows(problem, tokens, block_m),
+            "sorted_pairs": sorted_pairs.tolist(),
+            "block_expert": block_expert.tolist(),
+            "padded_rows": padded_rows.item(),
+        }
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "sort":
+        sort()
+    else:
+        layer(Scheme(sys.argv[2]))

@@ -1,0 +1,123 @@
+"""Our kernels compiled for Hopper (sm_90) on the CPU: no GPU is needed to see what Triton makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource, make_backend  # noqa: E402
+from triton.runtime.jit import create_function_from_signature  # noqa: E402
+
+from autotune.kernels.backends.fused import unfilled  # noqa: E402
+from autotune.kernels.fused_triton.op import Launch, plan  # noqa: E402
+from autotune.kernels.specs import shared_bytes, uses_wgmma  # noqa: E402
+from autotune.vocabulary.candidate import FusedTritonCandidate, Tile  # noqa: E402
+from autotune.vocabulary.problem import Problem, Scheme  # noqa: E402
+from tests.factories import H200  # noqa: E402
+
+TARGET = GPUTarget("cuda", 90, 32)
+GEMMS = {"gate_up_kernel", "down_kernel"}
+SCRATCH_BYTES = 2048
+"""What Triton may add to the pipeline's buffers for changing layouts in these kernels."""
+
+
+def name_of(launch: Launch) -> str:
+    return str(launch.kernel.fn.__name__)
+
+
+def bound(launch: Launch) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Arguments, specialization and options exactly as a launch on such a GPU derives them."""
+    kernel = launch.kernel
+    binder = create_function_from_signature(kernel.signature, kernel.params, make_backend(TARGET))
+    arguments, specialization, options = binder(*launch.arguments, **launch.options)
+    return arguments, specialization, options
+
+
+def compiled(launch: Launch) -> Any:
+    """Compile what a launch would compile; nothing is loaded or run."""
+    arguments, specialization, _ = bound(launch)
+    options, signature, constants, attributes = launch.kernel._pack_args(
+        make_backend(TARGET), dict(launch.options), arguments, specialization, {}
+    )
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    return triton.compile(source, target=TARGET, options=options.__dict__)
+
+
+def launches(
+    scheme: Scheme, tokens: int, block_m: int, gate_n: int, down_n: int, block_k: int, swap: bool
+) -> tuple[FusedTritonCandidate, list[Launch]]:
+    problem = Problem(E=16, N=768, K=2048, topk=4, scheme=scheme)
+    candidate = FusedTritonCandidate(
+        gate_up=Tile(block_m=block_m, block_n=gate_n, block_k=block_k, group_m=4),
+        down=Tile(block_m=block_m, block_n=down_n, block_k=block_k, num_stages=2),
+        swap_ab=swap,
+    )
+    weights, inputs = unfilled(problem, tokens)
+    return candidate, plan(weights, inputs, candidate, torch.empty_like(inputs.hidden))
+
+
+@pytest.mark.parametrize("scheme", list(Scheme))
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(("block_m", "gate_n", "down_n", "block_k"), [(16, 64, 128, 128), (64, 128, 64, 64)])
+def test_gemms_use_wgmma_and_the_estimated_shared_memory(
+    scheme: Scheme, swap: bool, block_m: int, gate_n: int, down_n: int, block_k: int
+) -> None:
+    candidate, planned = launches(scheme, 64, block_m, gate_n, down_n, block_k, swap)
+    seen = set()
+    for launch in planned:
+        if name_of(launch) not in GEMMS:
+            continue
+        seen.add(name_of(launch))
+        kernel = compiled(launch)
+        tile = candidate.gate_up if name_of(launch) == "gate_up_kernel" else candidate.down
+        expected = uses_wgmma(tile, swap, H200)
+        # 16 rows are too few for a warp group's 64, unless the weights' columns take their place.
+        assert expected is (swap or block_m == 64)
+        assert ("wgmma.mma_async" in kernel.asm["ptx"]) is expected
+        estimate = shared_bytes(tile, scheme.weight_bytes, 2 if tile is candidate.gate_up else 1, expected)
+        assert 0 <= kernel.metadata.shared - estimate <= SCRATCH_BYTES, name_of(launch)
+    assert seen == GEMMS
+
+
+@pytest.mark.parametrize("scheme", list(Scheme))
+def test_every_other_kernel_compiles(scheme: Scheme) -> None:
+    """Sorting with and without the counting launch, quantizing and summing."""
+    seen = set()
+    for tokens in (8, 1024):
+        for launch in launches(scheme, tokens, 16, 64, 128, 128, True)[1]:
+            if name_of(launch) not in GEMMS:
+                assert compiled(launch).metadata.shared <= 232_448
+                seen.add(name_of(launch))
+    kernels = {"count_kernel", "place_kernel", "sum_kernel"}
+    assert seen == (kernels | {"quantize_kernel"} if scheme.is_fp8 else kernels)
+
+
+@pytest.mark.parametrize("scheme", list(Scheme))
+@pytest.mark.parametrize("group", [(1, 2, 16, 17, 33, 511), (512, 513, 1000, 2048, 4097)])
+def test_token_counts_do_not_specialize(scheme: Scheme, group: tuple[int, ...]) -> None:
+    """Triton compiles anew for an integer that is 1 or divisible by 16, unless told not to.
+
+    The groups lie on either side of the count from which sorting counts in a launch of its own.
+    """
+    keys: dict[str, set[str]] = {}
+    for tokens in group:
+        for position, launch in enumerate(launches(scheme, tokens, 16, 64, 128, 128, True)[1]):
+            _, specialization, options = bound(launch)
+            keys.setdefault(f"{position} {name_of(launch)}", set()).add(f"{specialization} {options}")
+    assert {name for name, found in keys.items() if len(found) > 1} == set()
+
+
+def test_an_ordinary_integer_would_specialize() -> None:
+    """The check above can fail: without `do_not_specialize` 1, 16 and 17 differ."""
+    from autotune.kernels.fused_triton import _sort
+
+    plain = triton.jit(_sort.count_kernel.fn)
+    binder = create_function_from_signature(plain.signature, plain.params, make_backend(TARGET))
+    ids = torch.empty(64, dtype=torch.int32)
+    keys = {str(binder(ids, ids, pairs, EXPERTS=4, BINS=8, CHUNK=128)[1]) for pairs in (1, 16, 17)}
+    assert len(keys) == 3

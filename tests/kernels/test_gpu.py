@@ -1,0 +1,184 @@
+"""Kernels and backends on a real GPU, against the float32 reference."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from autotune.vocabulary.candidate import (
+    DeepGemmCandidate,
+    FlashinferCutlassCandidate,
+    FusedTritonCandidate,
+    Tile,
+    TritonCandidate,
+    VllmCutlassCandidate,
+)
+from autotune.vocabulary.problem import Problem, Scheme
+
+pytestmark = pytest.mark.gpu
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+
+SHAPES = [
+    pytest.param(16, 768, 2048, 4, id="aligned"),
+    pytest.param(16, 96, 2880, 4, id="n96-k2880"),
+    pytest.param(16, 704, 1024, 2, id="n704"),
+    pytest.param(8, 1856, 512, 6, id="n1856"),
+]
+
+
+@pytest.fixture(scope="module")
+def environment():
+    from autotune.measure.detect import detect_environment
+
+    return detect_environment()
+
+
+def fused(block_m: int, gate_n: int, down_n: int, block_k: int, swap: bool) -> FusedTritonCandidate:
+    return FusedTritonCandidate(
+        gate_up=Tile(block_m=block_m, block_n=gate_n, block_k=block_k, group_m=4),
+        down=Tile(block_m=block_m, block_n=down_n, block_k=block_k, num_stages=2),
+        swap_ab=swap,
+    )
+
+
+@pytest.mark.parametrize("scheme", list(Scheme))
+@pytest.mark.parametrize(("experts", "n", "k", "topk"), SHAPES)
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(("block_m", "gate_n", "down_n", "block_k"), [(16, 64, 128, 128), (64, 128, 64, 64)])
+def test_fused_triton_matches_reference(
+    environment, scheme, experts, n, k, topk, swap, block_m, gate_n, down_n, block_k
+):
+    import torch
+
+    from autotune.kernels.fused_triton.op import fused_moe
+    from autotune.kernels.reference import reference_moe, relative_l2
+    from autotune.kernels.specs import backend_spec
+    from autotune.kernels.weights import make_inputs, make_weights
+
+    problem = Problem(E=experts, N=n, K=k, topk=topk, scheme=scheme)
+    support = backend_spec("fused_triton").supports(problem, environment)
+    if not support.ok:
+        assert scheme is Scheme.FP8_BLOCK128
+        assert "divisible by 128" in support.reason
+        return
+    weights = make_weights(problem, 1)
+    candidate = fused(block_m, gate_n, down_n, block_k, swap)
+    for tokens in (1, 7, 64, 515, 2048):
+        inputs = make_inputs(problem, tokens, tokens, routing="zipf:1.1" if tokens == 64 else "uniform")
+        output = torch.full_like(inputs.hidden, float("nan"))
+        fused_moe(weights, inputs, candidate, output)
+        error = relative_l2(output, reference_moe(weights, inputs))
+        assert error < (1e-2 if scheme is Scheme.BF16 else 3e-2), (tokens, error)
+
+
+def test_fused_triton_skips_other_ranks(environment):
+    from autotune.kernels.fused_triton.op import fused_moe
+    from autotune.kernels.reference import reference_moe, relative_l2
+    from autotune.kernels.weights import make_inputs, make_weights
+
+    problem = Problem(E=8, N=256, K=512, topk=4, scheme=Scheme.FP8_TENSOR, ep=4)
+    weights = make_weights(problem, 1)
+    for tokens in (1, 33, 4096):
+        inputs = make_inputs(problem, tokens, tokens)
+        assert (inputs.topk_ids >= problem.E).any()
+        assert tokens == 1 or (inputs.topk_ids < problem.E).any()
+        output = fused_moe(weights, inputs, fused(16, 64, 128, 128, True))
+        assert relative_l2(output, reference_moe(weights, inputs)) < 3e-2
+
+
+def test_fused_triton_compiles_nothing_for_new_token_counts():
+    from autotune.kernels.fused_triton.op import fused_moe
+    from autotune.kernels.weights import make_inputs, make_weights
+    from autotune.measure.compiles import counting_variants
+
+    problem = Problem(E=16, N=256, K=512, topk=4, scheme=Scheme.FP8_TENSOR)
+    weights = make_weights(problem, 1)
+    candidate = fused(16, 64, 128, 128, True)
+    for tokens in (1, 513):  # without and with the counting launch
+        fused_moe(weights, make_inputs(problem, tokens, 0), candidate)
+    with counting_variants() as seen:
+        for tokens in [*range(1, 140), 513, 1000, 1024, 2048, 4097]:
+            fused_moe(weights, make_inputs(problem, tokens, 0), candidate)
+    assert seen.count == 0
+
+
+BACKENDS = [
+    pytest.param(
+        "triton", TritonCandidate(tile=Tile(block_m=16, block_n=64, block_k=128), swap_ab=True), id="triton"
+    ),
+    pytest.param(
+        "triton", TritonCandidate(tile=Tile(block_m=64, block_n=128, block_k=128)), id="triton-plain"
+    ),
+    pytest.param("vllm_cutlass", VllmCutlassCandidate(), id="vllm_cutlass"),
+    pytest.param("flashinfer_cutlass", FlashinferCutlassCandidate(), id="flashinfer_cutlass"),
+    pytest.param("deep_gemm", DeepGemmCandidate(), id="deep_gemm"),
+]
+
+
+@needs_vllm
+@pytest.mark.parametrize("scheme", list(Scheme))
+@pytest.mark.parametrize(("name", "candidate"), BACKENDS)
+def test_vllm_backends_match_reference(environment, scheme, name, candidate):
+    from autotune.kernels.backends.registry import get_backend
+    from autotune.kernels.reference import reference_moe, relative_l2
+    from autotune.kernels.weights import make_inputs, make_weights
+
+    problem = Problem(E=16, N=768, K=2048, topk=4, scheme=scheme)
+    backend = get_backend(name)
+    support = backend.supports(problem, environment)
+    if not support.ok:
+        assert support.reason
+        pytest.skip(support.reason)
+    weights = make_weights(problem, 1)
+    prepared = backend.prepare(weights)
+    call = backend.bind(prepared, candidate)
+    for tokens in (1, 7, 64, 515, 2048):
+        inputs = make_inputs(problem, tokens, tokens)
+        reference = reference_moe(weights, inputs, power_of_two_scales=backend.power_of_two_scales(problem))
+        error = relative_l2(call(inputs), reference)
+        assert error < (1e-2 if scheme is Scheme.BF16 else 3e-2), (tokens, error)
+
+
+@needs_vllm
+@pytest.mark.parametrize("scheme", list(Scheme))
+@pytest.mark.parametrize("tokens", [1, 8, 64, 512])
+def test_compile_ahead_covers_what_runs(environment, scheme, tokens):
+    """After compile_ahead the launch finds every kernel of its own in Triton's cache."""
+    from autotune.kernels.backends.registry import get_backend
+    from autotune.kernels.weights import make_inputs, make_weights
+    from autotune.measure.compiles import counting_compiles
+
+    problem = Problem(E=16, N=384, K=1024, topk=4, scheme=scheme)
+    weights = make_weights(problem, 1)
+    small = Tile(block_m=32, block_n=64, block_k=64, num_stages=2)
+    # vLLM's layer launches Triton kernels beside its GEMMs, the same for every tile: another tile brings
+    # them in first.
+    other = small.model_copy(update={"block_n": 128})
+    for candidate, before in (
+        (TritonCandidate(tile=small, swap_ab=scheme.is_fp8), TritonCandidate(tile=other)),
+        (fused(32, 64, 64, 64, False), fused(32, 128, 128, 64, False)),
+    ):
+        backend = get_backend(candidate.backend)
+        prepared = backend.prepare(weights)
+        inputs = make_inputs(problem, tokens, 1)
+        backend.bind(prepared, before)(inputs)
+        backend.compile_ahead(problem, tokens, candidate)
+        with counting_compiles() as compiled:
+            backend.bind(prepared, candidate)(inputs)
+        assert compiled.count == 0, compiled.names
+
+
+@needs_vllm
+def test_baseline_is_what_vllm_selects(environment):
+    from autotune.kernels.backends.registry import baseline_candidate
+
+    block = Problem(E=128, N=768, K=2048, topk=8, scheme=Scheme.FP8_BLOCK128)
+    found = baseline_candidate(block, "fp8", 8)
+    assert found.backend == "triton"
+    tensor = Problem(E=128, N=768, K=2048, topk=8, scheme=Scheme.FP8_TENSOR)
+    expected = "flashinfer_cutlass" if environment.flashinfer else "triton"
+    assert baseline_candidate(tensor, "fp8", 8).backend == expected
+    channel = Problem(E=128, N=768, K=2048, topk=8, scheme=Scheme.FP8_CHANNEL)
+    assert baseline_candidate(channel, "compressed-tensors", 8).backend == "vllm_cutlass"

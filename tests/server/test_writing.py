@@ -1,0 +1,206 @@
+"""Write calls: tokens and scopes, measurements, revisions, telemetry, limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from autotune.db.engine import Database
+from autotune.db.store import DatabaseStore
+from autotune.db.telemetry import TelemetryRepository
+from autotune.server.app import create_app
+from autotune.server.settings import ServerSettings
+from autotune.server.tokens import read_tokens
+from autotune.vocabulary.errors import UnknownNameError, UsageError
+from autotune.vocabulary.measurement import Status
+from tests.factories import H200, PROBLEM, make_measurement, make_table
+from tests.server.conftest import Put, bearer
+
+WRITES = [
+    ("/measurements", "measure"),
+    ("/revisions", "publish"),
+    ("/revisions/1/activate", "publish"),
+    ("/telemetry", "telemetry"),
+]
+
+
+def publication(**fields: Any) -> dict[str, Any]:
+    return {"table": make_table().to_json_data(), "author": "ada", "reason": "swept", **fields}
+
+
+@pytest.mark.parametrize(("path", "scope"), WRITES)
+def test_writes_need_a_token_with_the_scope(client: TestClient, path: str, scope: str) -> None:
+    nobody = client.post(path, json={})
+    assert nobody.status_code == 401
+    assert nobody.headers["www-authenticate"].startswith("Bearer")
+    for wrong in ("Basic abc", "Bearer", "Bearer unknown-token-000", "measure-token-0123"):
+        assert client.post(path, json={}, headers={"Authorization": wrong}).status_code == 401
+    other = "measure-token-0123" if scope != "measure" else "publish-token-0123"
+    forbidden = client.post(path, json={}, headers=bearer(other))
+    assert forbidden.status_code == 403
+    assert scope in forbidden.json()["detail"]
+    assert client.post(path, json={}, headers=bearer()).status_code == 422
+
+
+@pytest.mark.parametrize("path", [path for path, _ in WRITES])
+def test_without_tokens_nobody_writes(database: Database, path: str) -> None:
+    with TestClient(create_app(database, ServerSettings())) as client:
+        answer = client.post(path, json={}, headers=bearer())
+    assert answer.status_code == 403
+    assert "AUTOTUNE_TOKENS" in answer.json()["hint"]
+
+
+def test_tokens_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# who: ada\nfirst-token-012345:measure\n\nwith:colon-0123456:publish+telemetry\n")
+    tokens = ServerSettings.from_env({"AUTOTUNE_TOKENS": str(file)}).tokens
+    tokens.require("Bearer first-token-012345", "measure")
+    tokens.require("bearer with:colon-0123456", "telemetry")
+    assert "first-token" not in repr(tokens.__dict__)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("no-scopes-at-all-here", UsageError),
+        ("short:measure", UsageError),
+        ("long-enough-token-1:admin", UnknownNameError),
+        ("/no/such/file", UsageError),
+    ],
+)
+def test_bad_tokens_are_refused_without_being_shown(text: str, error: type[UsageError]) -> None:
+    with pytest.raises(error) as caught:
+        read_tokens(text)
+    assert "long-enough" not in str(caught.value)
+
+
+def test_measurements_are_appended_once(client: TestClient, database: Database) -> None:
+    items = [make_measurement(tokens=n) for n in (1, 2)] + [make_measurement(status=Status.CRASHED)]
+    body = {"measurements": [m.model_dump(mode="json") for m in items]}
+    assert client.post("/measurements", json=body, headers=bearer()).json() == {"new": 3, "known": 0}
+    assert client.post("/measurements", json=body, headers=bearer()).json() == {"new": 0, "known": 3}
+    assert DatabaseStore(database).measurements(PROBLEM) == items
+
+
+def test_one_bad_measurement_stores_none(client: TestClient, database: Database) -> None:
+    good = make_measurement().model_dump(mode="json")
+    for broken in ({**good, "tokens": 0}, {**good, "times": None}, {**good, "surprise": 1}, 7):
+        answer = client.post("/measurements", json={"measurements": [good, broken]}, headers=bearer())
+        assert answer.status_code == 422
+        assert "measurements.1" in answer.json()["detail"]
+    assert DatabaseStore(database).measurements(PROBLEM) == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"measurements": [NaN]}', b"[" * 100_000])
+def test_a_body_that_is_no_json(client: TestClient, body: bytes) -> None:
+    answer = client.post("/measurements", content=body, headers=bearer())
+    assert answer.status_code == 400
+    assert "no JSON" in answer.json()["detail"]
+
+
+def test_limits(client: TestClient) -> None:
+    item = make_measurement().model_dump(mode="json")
+    many = client.post("/measurements", json={"measurements": [item] * 51}, headers=bearer())
+    assert many.status_code == 422
+    assert "several requests" in many.json()["hint"]
+    large = client.post("/measurements", content=b" " * 300_001, headers=bearer())
+    assert large.status_code == 413
+    assert large.headers["content-type"] == "application/problem+json"
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b" " * 10_000
+
+    unannounced = client.post("/measurements", content=chunks(), headers=bearer())
+    assert unannounced.status_code == 413
+
+
+def test_publish_roll_back_and_compare(client: TestClient) -> None:
+    first = client.post("/revisions", json=publication(), headers=bearer())
+    assert first.status_code == 201
+    assert first.headers["location"] == "/revisions/1"
+    assert first.json()["changed"] is True
+    again = client.post("/revisions", json=publication(), headers=bearer())
+    assert (again.status_code, again.json()["changed"]) == (200, False)
+    second = make_table(tokens=(1, 2, 4, 8), wins={8: 1.5})
+    assert (
+        client.post("/revisions", json=publication(table=second.to_json_data()), headers=bearer()).json()[
+            "previous"
+        ]
+        == 1
+    )
+    back = client.post("/revisions/1/activate", json={"author": "b", "reason": "slower"}, headers=bearer())
+    assert (back.status_code, back.json()["previous"]) == (200, 2)
+    listed = client.get("/revisions", params={"gpu": "h200"}).json()["revisions"]
+    assert [(r["number"], r["channels"]) for r in listed] == [(2, []), (1, ["stable"])]
+    rows = client.get("/revisions/1/diff/2").json()["rows"]
+    assert [(r["first"], r["before"]["answer"], r["after"]["answer"]) for r in rows][-1] == (
+        33,
+        "win",
+        "fallback",
+    )
+    assert client.get("/revisions/2").json()["table"]["digest"] == second.digest
+
+
+def test_none_needs_to_say_for_what(client: TestClient, put: Put) -> None:
+    assert client.post("/revisions", json=publication(table=None), headers=bearer()).status_code == 422
+    put(make_table())
+    what = {
+        "problem": PROBLEM.model_dump(mode="json"),
+        "environment": H200.model_dump(mode="json"),
+        "checkpoint": "fp8",
+    }
+    answer = client.post("/revisions", json=publication(table=None, **what), headers=bearer())
+    assert answer.status_code == 201
+    assert answer.json()["revision"]["table_digest"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"author": ""}, 400),
+        ({"reason": "two\nlines"}, 400),
+        ({"channel": "Stable!"}, 400),
+        ({"surprise": 1}, 422),
+        ({"checkpoint": "unquantized"}, 409),
+        ({"table": {**make_table().to_json_data(), "margin": 0.5}}, 422),
+        ({"table": {"schema_version": 99}}, 422),
+    ],
+)
+def test_bad_publications(client: TestClient, fields: dict[str, Any], status: int) -> None:
+    answer = client.post("/revisions", json=publication(**fields), headers=bearer())
+    assert answer.status_code == status, answer.text
+    assert client.get("/revisions").json() == {"revisions": []}
+
+
+@pytest.mark.parametrize(("number", "status"), [("99", 404), ("x", 400), ("9" * 30, 400), ("-1", 400)])
+def test_revision_numbers(client: TestClient, number: str, status: int) -> None:
+    body = {"author": "a", "reason": "r"}
+    assert client.post(f"/revisions/{number}/activate", json=body, headers=bearer()).status_code == status
+    assert client.get(f"/revisions/{number}").status_code == status
+    assert client.get(f"/revisions/1/diff/{number}").status_code in (404, status)
+
+
+def test_telemetry_is_summed(client: TestClient, database: Database) -> None:
+    problem = PROBLEM.model_dump(mode="json")
+    count = {"problem": problem, "tokens": 8, "answer": "route", "revision": 1, "count": 5}
+    miss = {"problem": problem, "tokens": 9999, "answer": "fallback", "reason": "above_range", "count": 2}
+    report = {"instance": "node-1", "gpu": "NVIDIA_H200", "counts": [count, miss]}
+    for _ in range(2):
+        assert client.post("/telemetry", json=report, headers=bearer()).status_code == 202
+    with database.read() as session:
+        assert TelemetryRepository(session).totals() == {("fallback", "above_range"): 4, ("route", ""): 10}
+    bad = {**report, "counts": [{**count, "count": 0}]}
+    assert client.post("/telemetry", json=bad, headers=bearer()).status_code == 422
+
+
+def test_numbers_survive_the_way_through(client: TestClient, database: Database) -> None:
+    measurement = make_measurement(candidate_us=0.1 + 0.2, relative_error=1e-9)
+    body = json.dumps({"measurements": [measurement.model_dump(mode="json")]})
+    client.post("/measurements", content=body, headers=bearer())
+    assert DatabaseStore(database).measurements(PROBLEM)[0].digest == measurement.digest

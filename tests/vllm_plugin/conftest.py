@@ -1,0 +1,251 @@
+"""Processes with vLLM's real source, one a version, in which the plugin is tried."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.vocabulary.candidate import FlashinferCutlassCandidate, VllmCutlassCandidate
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.table import Alternative, RoutingTable, Speedup, Timing
+from autotune.vocabulary.wire import encode_tables
+from tests.client.servers import Script, http_service, raw_server, silent
+from tests.factories import make_published, make_table, triton
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+Env = dict[str, str]
+VERSIONS = os.environ.get("AUTOTUNE_VLLM_VERSIONS", "0.25.1 0.33.0").replace(",", " ").split()
+
+BLOCK = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_block128")
+TENSOR = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_tensor")
+CHANNEL = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_channel")
+TILE = triton(32, 64, 128, group_m=3, num_warps=8, num_stages=2)
+"""A tile that vLLM has in none of its files, with Swap-AB off where vLLM would have it on."""
+OTHER_TILE = triton(64, 64, 64, swap_ab=True)
+"""Swap-AB on where vLLM would have it off."""
+
+
+def here(version: str, **changes: Any) -> Environment:
+    """The environment that the plugin finds in those processes."""
+    fields = {
+        "gpu": "NVIDIA_H200", "capability": "9.0", "vllm": version, "torch": metadata.version("torch"),
+        "triton": _installed("triton"), "cuda": None,
+    }  # fmt: skip
+    return Environment.model_validate({**fields, **changes})
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def main_table(version: str, **changes: Any) -> RoutingTable:
+    """Covers 1..2 and 4..64."""
+    fields: dict[str, Any] = {
+        "problem": BLOCK,
+        "environment": here(version),
+        "winner": TILE,
+        "firsts": {4: 4},
+    }
+    return make_table(**{**fields, **changes})
+
+
+def static_table(version: str, **changes: Any) -> RoutingTable:
+    """Triton beats FlashInfer, the baseline, at all counts of concurrency 8."""
+    fields: dict[str, Any] = {
+        "problem": TENSOR, "environment": here(version), "winner": TILE, "tokens": (8, 8192),
+        "baseline": FlashinferCutlassCandidate(),
+    }  # fmt: skip
+    return make_table(**{**fields, **changes})
+
+
+def mixed_table(version: str) -> RoutingTable:
+    """FlashInfer stays at 8 tokens by a hair, yet Triton is the better single backend."""
+    table = static_table(version, wins={8192: 2.0})
+    first = table.routes[0]
+    alternative = Alternative(
+        candidate=OTHER_TILE,
+        first=first.first,
+        timing=Timing(
+            p50_us=first.baseline_timing.p50_us * 1.005, p95_us=first.baseline_timing.p50_us * 1.02
+        ),
+        speedup=Speedup(median=0.995, low=0.99),
+        final=True,
+        evidence=("e" * 64,),
+    )
+    kept = first.model_copy(update={"alternatives": (alternative,)})
+    return RoutingTable.model_validate({**dict(table), "routes": (kept, table.routes[1])})
+
+
+@pytest.fixture(scope="session")
+def vllm_path() -> dict[str, list[str]]:
+    """`sys.path` entries for each vLLM version; fetched if they are not there."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import fetch_vllm_sources as fetching
+    finally:
+        sys.path.pop(0)
+    fetching.CACHE.mkdir(parents=True, exist_ok=True)
+    with open(fetching.CACHE / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        deps = fetching.fetch_deps()
+        return {v: [str(fetching.fetch_source(v)), str(deps)] for v in VERSIONS}
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def inside(
+    request: pytest.FixtureRequest, vllm_path: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Results of all scenarios for one vLLM version, by name; each one that raised is a failed test."""
+    version: str = request.param
+    folder = tmp_path_factory.mktemp(f"vllm-{version}")
+    with contextlib.ExitStack() as stack:
+        spec = {
+            "path": [*vllm_path[version], str(HERE), str(ROOT)],
+            "early": {
+                "AUTOTUNE_TABLE": _file(folder, "early", main_table(version)),
+                **_own_cache(folder, "early"),
+            },
+            "scenarios": _scenarios(version, folder, stack),
+        }
+        out = folder / "results.json"
+        done = subprocess.run(
+            [sys.executable, str(HERE / "inside.py"), str(out)],
+            input=json.dumps(spec), text=True, capture_output=True, timeout=280, check=False,
+            env={**_clean_environment(), "CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    results = json.loads(out.read_text())
+    failed = {name: result["error"] for name, result in results.items() if "error" in result}
+    assert not failed, "\n".join(f"{name}: {error}" for name, error in failed.items())
+    return {"version": version, **{name: result["ok"] for name, result in results.items()}}
+
+
+def _clean_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("AUTOTUNE_", "VLLM_", "PYTEST"))}
+
+
+def _own_cache(folder: Path, name: str) -> dict[str, str]:
+    return {"AUTOTUNE_CACHE": str(folder / f"cache-{name}")}
+
+
+def _file(folder: Path, name: str, *tables: RoutingTable, published: bool = True) -> str:
+    path = folder / f"{name}.json"
+    data = (
+        encode_tables(make_published(t, revision=7) for t in tables)
+        if published
+        else tables[0].to_json_data()
+    )
+    path.write_text(json.dumps(data))
+    return str(path)
+
+
+def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[dict[str, Any]]:
+    main = main_table(version)
+    listed: list[dict[str, Any]] = []
+
+    def add(
+        name: str, function: str, source: dict[str, str], env: dict[str, str] | None = None, **given: Any
+    ) -> None:
+        values = {**_own_cache(folder, name), **source, **(env or {})}
+        listed.append({"name": name, "function": function, "arguments": given, "env": values})
+
+    def table(name: str, *tables: RoutingTable, published: bool = True) -> dict[str, str]:
+        return {"AUTOTUNE_TABLE": _file(folder, name, *tables, published=published)}
+
+    def url(address: str, timeout: str = "5") -> dict[str, str]:
+        return {"AUTOTUNE_URL": address, "AUTOTUNE_TIMEOUT": timeout}
+
+    one = table("one", main)
+    add("untouched", "untouched", {})
+    add("tiles", "tiles", one)
+    add("launch", "launch", one, counts=[8, 100])
+    add("launch_swapped", "launch", table("swapped", main_table(version, winner=OTHER_TILE)), counts=[8])
+    add("off", "quiet", one, {"AUTOTUNE_MODE": "off"}, counts=[8])
+    add("observe", "quiet", one, {"AUTOTUNE_MODE": "observe"}, counts=[8])
+    add("bad_mode", "quiet", one, {"AUTOTUNE_MODE": "rout"}, counts=[8])
+    add("batch_invariant", "quiet", one, {"VLLM_BATCH_INVARIANT": "1"}, counts=[8])
+    add("user_folder", "user_folder", one, folder=str(folder / "own"))
+    add("unpublished", "tiles", table("unpublished", main, published=False))
+    add("nothing", "quiet", {"AUTOTUNE_TABLE": str(folder / "absent.json")}, counts=[8])
+    corrupt = folder / "corrupt.json"
+    corrupt.write_text(json.dumps(main.to_json_data()).replace('"margin": 0.01', '"margin": 0.02'))
+    add("corrupt", "quiet", {"AUTOTUNE_TABLE": str(corrupt)}, counts=[8])
+    old = main_table(version, environment=here(version, vllm="0.24.0"))
+    add("stale", "quiet", table("stale", old), counts=[8])
+    add("compatible", "quiet", table("stale", old), {"AUTOTUNE_MATCH": "compatible"}, counts=[8])
+    add("nvl", "other_gpu", one, gpu="NVIDIA H200 NVL")
+    add("not_cuda", "not_cuda", one)
+    # What several tables of one name can mean.
+    both = table("both", static_table(version), static_table(version, problem=CHANNEL))
+    add("colliding", "layers", both, builds=[], scheme=None, block=None)
+    add("resolved", "layers", both, builds=[{}], scheme="fp8_channel", block=None)
+    add("another_k", "layers", one, builds=[{"hidden_dim": 4096}], scheme="fp8_block128", block=[128, 128])
+    add("another_topk", "layers", one, builds=[{"experts_per_token": 4}], scheme=None, block=[128, 128])
+    add("lora", "layers", one, builds=[{"is_lora_enabled": True}], scheme=None, block=[128, 128])
+    add("same_layer", "layers", one, builds=[{}, {}], scheme="fp8_block128", block=[128, 128])
+    tensor = table("tensor", static_table(version))
+    add("foreign_scheme", "layers", tensor, builds=[{}], scheme="dynamic", block=None)
+    # Backends.
+    cases = [
+        {"scheme": "fp8_tensor"},
+        {"scheme": "fp8_tensor", "changes": {"moe_backend": "flashinfer_cutlass"}},
+        {"scheme": "fp8_tensor", "env": {"VLLM_USE_DEEP_GEMM": "1"}},
+        {"scheme": "fp8_tensor", "env": {"VLLM_USE_FLASHINFER_MOE_FP8": "1"}},
+        {"scheme": "fp8_tensor", "changes": {"hidden_dim": 4096}},
+        {"scheme": "fp8_tensor", "changes": {"has_bias": True}},
+        {"scheme": "dynamic"},
+    ]
+    add("backend", "backend", tensor, cases=cases)
+    add("backend_tiles_mode", "backend", tensor, {"AUTOTUNE_MODE": "tiles"}, cases=cases[:1])
+    add("backend_observe", "backend", tensor, {"AUTOTUNE_MODE": "observe"}, cases=cases[:1])
+    add("backend_other_traffic", "backend", tensor, {"AUTOTUNE_CONCURRENCY": "10000"}, cases=cases[:1])
+    add("select", "select", tensor, quantization="fp8")
+    cutlass = {"winner": VllmCutlassCandidate(), "checkpoint": "compressed-tensors"}
+    both_formats = table("formats", static_table(version), static_table(version, **cutlass))
+    add("select_compressed", "select", both_formats, quantization="compressed-tensors")
+    add("select_fp8", "select", both_formats, quantization="fp8")
+    mixed = table("mixed", mixed_table(version))
+    add("moved", "moved_tiles", mixed, scheme="fp8_tensor", build=True)
+    add("not_moved", "moved_tiles", mixed, {"AUTOTUNE_MODE": "tiles"}, scheme="fp8_tensor", build=True)
+    # A vLLM that changed.
+    add("changed_signature", "changed_signature", one)
+    add("changed_lookup", "changed_lookup", one)
+    add("changed_oracle", "changed_oracle", one)
+    add("twice", "twice", one)
+    add("chained", "chained", one)
+    add("child", "child", table("child", main))
+    add("doctor", "doctor", one)
+    # Services.
+    body = encode_tables([make_published(main, revision=7)])
+    good, failing, cut, lying = Script(), Script(status=500, body=b"no"), Script(), Script()
+    good.says(body, etag='"x"')
+    cut.says(body)
+    cut.body = cut.body[: len(cut.body) // 2]
+    lying.says({**body, "digest": "0" * 64})
+    add("service", "quiet", url(stack.enter_context(http_service(good))), counts=[8])
+    add("service_500", "quiet", url(stack.enter_context(http_service(failing))), counts=[8])
+    add("service_cut", "quiet", url(stack.enter_context(http_service(cut))), counts=[8])
+    add("service_lying", "quiet", url(stack.enter_context(http_service(lying))), counts=[8])
+    add("service_slow", "quiet", url(stack.enter_context(raw_server(silent)), "0.5"), counts=[8])
+    # Files instead of the plugin.
+    from autotune.client.vllm_files import export_vllm
+
+    (file,) = export_vllm([main])
+    (folder / "exported").mkdir()
+    (folder / "exported" / file.name).write_text(file.text)
+    add("exported", "exported", {}, folder=str(folder / "exported"), counts=[1, 2, 3, 4, 5, 8, 9, 33, 64, 65])
+    return listed

@@ -1,0 +1,86 @@
+"""`AUTOTUNE_*` is read in one place, and a wrong value names its variable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.settings import DEFAULT_DB, Settings
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    settings = Settings.from_env({})
+    assert settings.db == DEFAULT_DB == "sqlite:///autotune.db"
+    assert (settings.table, settings.url, settings.channel) == (None, None, "stable")
+    assert (settings.match, settings.mode, settings.timeout_s, settings.concurrency) == (
+        "exact",
+        "route",
+        2.0,
+        8,
+    )
+    assert settings.cache == Path("~/.cache/moe-autotune").expanduser()
+
+
+def test_everything_can_be_set() -> None:
+    settings = Settings.from_env(
+        {
+            "AUTOTUNE_DB": "postgresql://host/x",
+            "AUTOTUNE_TABLE": "~/table.json",
+            "AUTOTUNE_URL": " http://host:8765 ",
+            "AUTOTUNE_CHANNEL": "canary",
+            "AUTOTUNE_MATCH": "compatible",
+            "AUTOTUNE_MODE": "off",
+            "AUTOTUNE_TIMEOUT": "0.5",
+            "AUTOTUNE_CONCURRENCY": "32",
+            "AUTOTUNE_CACHE": "/var/cache/autotune",
+            "OTHER": "ignored",
+        }
+    )
+    assert settings == Settings(
+        db="postgresql://host/x",
+        table=Path("~/table.json").expanduser(),
+        url="http://host:8765",
+        channel="canary",
+        match="compatible",
+        mode="off",
+        timeout_s=0.5,
+        concurrency=32,
+        cache=Path("/var/cache/autotune"),
+    )
+
+
+def test_empty_counts_as_unset() -> None:
+    names = ("DB", "TABLE", "URL", "CHANNEL", "MATCH", "MODE", "TIMEOUT", "CONCURRENCY", "CACHE")
+    assert Settings.from_env({f"AUTOTUNE_{name}": " " for name in names}) == Settings.from_env({})
+
+
+def test_the_cache_follows_xdg() -> None:
+    assert Settings.from_env({"XDG_CACHE_HOME": "/x"}).cache == Path("/x/moe-autotune")
+    assert Settings.from_env({"XDG_CACHE_HOME": "/x", "AUTOTUNE_CACHE": "/y"}).cache == Path("/y")
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_CHANNEL", "canary")
+    assert Settings.from_env().channel == "canary"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MATCH", "fuzzy"),
+        ("MODE", "on"),
+        ("TIMEOUT", "soon"),
+        ("TIMEOUT", "0"),
+        ("TIMEOUT", "-1"),
+        ("TIMEOUT", "nan"),
+        ("TIMEOUT", "inf"),
+        ("CONCURRENCY", "1.5"),
+        ("CONCURRENCY", "0"),
+    ],
+)
+def test_a_wrong_value_names_the_variable(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"AUTOTUNE_{name}") as caught:
+        Settings.from_env({f"AUTOTUNE_{name}": value})
+    assert value in str(caught.value)

@@ -141,7 +141,8 @@ def run_arm(arm: str, args: argparse.Namespace, model: Path, site: Path) -> dict
                     "--random-input-len", str(args.input), "--random-output-len", str(args.output),
                     "--num-prompts", str(prompts), "--max-concurrency", str(concurrency),
                     "--ignore-eos", "--seed", "1", "--percentile-metrics", "ttft,tpot,itl,e2el",
-                    "--metric-percentiles", "50,95,99", "--disable-tqdm", "--save-result", "--result-filename", str(target),
+                    "--metric-percentiles", "50,95,99", "--disable-tqdm", "--save-result",
+                    "--result-filename", str(target),
                 ]  # fmt: skip
                 subprocess.run(
                     bench, env=env, check=True, stdout=subprocess.DEVNULL, timeout=args.start_limit

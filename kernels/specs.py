@@ -62,10 +62,8 @@ def _vllm_cutlass(problem: Problem, environment: Environment) -> Support:
 
 
 def _flashinfer_cutlass(problem: Problem, environment: Environment) -> Support:
-    if problem.scheme not in (Scheme.FP8_TENSOR, Scheme.BF16):
-        return _no(
-            f"scheme {problem.scheme.value}: only fp8_tensor and bf16 are driven through FlashInfer here"
-        )
+    if problem.scheme is not Scheme.FP8_TENSOR:
+        return _no(f"scheme {problem.scheme.value}: only fp8_tensor is driven through FlashInfer here")
     if problem.act not in ("silu", "gelu_tanh", "relu2_no_mul"):
         return _no(f"activation {problem.act} is not in FlashInfer's CUTLASS MoE")
     if problem.N % 16 or problem.K % 16:
@@ -108,8 +106,18 @@ def _fused_triton(problem: Problem, environment: Environment) -> Support:
     return YES
 
 
+DECODE_PAIRS = 1024
+"""Most (token, slot) pairs of a call that `fused_decode` takes: every block scans them all."""
+
+
 def _fused_decode(problem: Problem, environment: Environment) -> Support:
-    return _no("fused_decode is not part of this release")
+    if problem.scheme is Scheme.FP8_CHANNEL:
+        return _no("scheme fp8_channel: fused_decode has no whole row at hand for a scale per token")
+    if problem.act != "silu":
+        return _no(f"activation {problem.act} is not in fused_decode, which computes silu")
+    if problem.ep > 1:
+        return _no(f"ep={problem.ep}: fused_decode takes all experts on one GPU only")
+    return _fused_triton(problem, environment)
 
 
 @dataclass(frozen=True)
@@ -174,6 +182,38 @@ def shared_bytes(tile: Tile, element_bytes: int, weight_tiles: int = 1, wgmma: b
     return stage * max(1, tile.num_stages - (0 if wgmma else 1))
 
 
+def decode_shared_bytes(candidate: FusedDecodeCandidate, problem: Problem) -> tuple[int, int]:
+    """Shared memory of `fused_decode`'s two GEMMs on Hopper, bytes (see `shared_bytes` for how it is known).
+
+    FP8 schemes stage weights in FP8 and activations in bf16, one buffer fewer of these, and a quantized
+    activation tile beside them.
+    """
+
+    def one(rows: int, block_k: int, stages: int) -> int:
+        weights = rows * block_k * problem.scheme.weight_bytes
+        activations = candidate.block_m * block_k * 2
+        if not problem.scheme.is_fp8:
+            return stages * (weights + activations)
+        return stages * weights + max(1, stages - 1) * activations + activations // 2
+
+    return (
+        one(2 * candidate.gate_up_block_n, candidate.gate_up_block_k, candidate.gate_up_stages),
+        one(candidate.down_block_n, candidate.down_block_k, candidate.down_stages),
+    )
+
+
+def _decode_fits(candidate: FusedDecodeCandidate, problem: Problem, limit: int) -> Support:
+    needed = max(decode_shared_bytes(candidate, problem))
+    if needed > limit:
+        return _no(f"{candidate} needs about {needed} bytes of shared memory, the GPU has {limit}")
+    steps = {candidate.gate_up_block_k, candidate.down_block_k}
+    if problem.scheme is Scheme.FP8_BLOCK128 and steps != {128}:
+        return _no(f"{candidate}: with block scales each step must be one scale block, 128 wide")
+    if candidate.down_split_k > -(-problem.N // candidate.down_block_k):
+        return _no(f"{candidate} splits N={problem.N} into more parts than it has steps")
+    return YES
+
+
 def fits(candidate: Candidate, problem: Problem, environment: Environment) -> Support:
     """Prune before compiling: whether a candidate's tiles can fit the GPU's shared memory and the scheme."""
     limit = MAX_SHARED_BYTES.get(_capability(environment), 101_376)
@@ -182,6 +222,8 @@ def fits(candidate: Candidate, problem: Problem, environment: Environment) -> Su
         needs = [(candidate.tile, 1)]
     elif candidate.backend == "fused_triton":
         needs = [(candidate.gate_up, 2), (candidate.down, 1)]
+    elif candidate.backend == "fused_decode":
+        return _decode_fits(candidate, problem, limit)
     else:
         return YES
     swap_ab = candidate.swap_ab
@@ -197,8 +239,8 @@ def fits(candidate: Candidate, problem: Problem, environment: Environment) -> Su
 
 
 __all__ = [
+    "DECODE_PAIRS",
     "BackendSpec",
-    "FusedDecodeCandidate",
     "Support",
     "backend_spec",
     "backends_for",

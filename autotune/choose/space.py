@@ -8,12 +8,13 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
-from autotune.kernels.specs import Support, backends_for
+from autotune.kernels.specs import DECODE_PAIRS, Support, backends_for
 from autotune.vocabulary.candidate import (
     BackendName,
     Candidate,
     DeepGemmCandidate,
     FlashinferCutlassCandidate,
+    FusedDecodeCandidate,
     FusedTritonCandidate,
     Tile,
     TritonCandidate,
@@ -22,7 +23,7 @@ from autotune.vocabulary.candidate import (
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem
 
-TUNABLE: tuple[BackendName, ...] = ("triton", "fused_triton")
+TUNABLE: tuple[BackendName, ...] = ("triton", "fused_triton", "fused_decode")
 """Backends with options to search; the others have one candidate each."""
 
 BLOCK_M = (16, 32, 64, 128)
@@ -31,6 +32,11 @@ BLOCK_K = (64, 128, 256)
 GROUP_M = (1, 8, 32)
 WARPS = (4, 8)
 STAGES = (2, 3, 4, 5)
+DECODE_BLOCK_M = (16, 32)
+DECODE_GATE_UP_N = (32, 64)
+DECODE_DOWN_N = (64, 128)
+DECODE_STAGES = (3, 4, 5, 6)
+DECODE_SPLITS = (1, 2, 3, 6)
 
 
 class Space:
@@ -54,6 +60,9 @@ class Space:
             for name, support in backends_for(problem, environment).items()
             if only is None or name in only
         }
+        if tokens * problem.topk > DECODE_PAIRS and "fused_decode" in self.support:
+            most = DECODE_PAIRS // problem.topk
+            self.support["fused_decode"] = Support(False, f"fused_decode takes up to {most} tokens here")
         self.backends = tuple(name for name, support in self.support.items() if support.ok)
         self.tunable = tuple(name for name in self.backends if name in TUNABLE)
         # Swap-AB matters for WGMMA only, which has capability 9.0; vLLM's kernel swaps FP8 only.
@@ -77,11 +86,30 @@ class Space:
         """Where the search starts: the baseline's own config, the neighbouring token count's best, and a
         translation of each between the two Triton kernels."""
         found: dict[str, Candidate] = {}
-        for start in [baseline, *neighbours]:
+        starts = [baseline, *neighbours]
+        if "fused_decode" in self.tunable:
+            starts += self._decode_starts()
+        for start in starts:
             for candidate in (start, *self._translate(start)):
                 if candidate.backend in self.backends:
                     found.setdefault(candidate.digest, candidate)
         return list(found.values())
+
+    def _decode_starts(self) -> list[Candidate]:
+        """Tiles that fill a warp group's 64 rows exactly, with and without a split reduction."""
+        return [
+            FusedDecodeCandidate(
+                block_m=16,
+                gate_up_block_n=32,
+                gate_up_block_k=128,
+                gate_up_stages=4,
+                down_block_n=64,
+                down_block_k=128,
+                down_stages=4,
+                down_split_k=split,
+            )
+            for split in (1, 2)
+        ]
 
     def _translate(self, candidate: Candidate) -> list[Candidate]:
         if isinstance(candidate, TritonCandidate) and "fused_triton" in self.tunable:
@@ -117,6 +145,10 @@ class Space:
             }
             values |= _tile_values("gate_up_", candidate.gate_up) | _tile_values("down_", candidate.down)
             prefix = "fused_triton"
+        elif isinstance(candidate, FusedDecodeCandidate):
+            fields = candidate.model_dump(exclude={"backend", "block_m"})
+            values = {"m": candidate.block_m} | {_DECODE_NAMES[name]: fields[name] for name in fields}
+            prefix = "fused_decode"
         else:
             return None
         if prefix not in self.tunable:
@@ -129,6 +161,8 @@ class Space:
         return {"backend": prefix, **named}, {**distributions, **known}
 
     def _distributions(self, backend: str) -> dict[str, CategoricalDistribution]:
+        if backend == "fused_decode":
+            return self._decode_distributions()
         swaps: tuple[bool, ...] = (False, True)
         if not self._hopper or (backend == "triton" and not self.problem.scheme.is_fp8):
             swaps = (False,)
@@ -144,6 +178,23 @@ class Space:
             }
         return {f"{backend}_{key}": CategoricalDistribution(value) for key, value in choices.items()}
 
+    def _decode_distributions(self) -> dict[str, CategoricalDistribution]:
+        # With block scales a step must be exactly one scale block.
+        steps = (128,) if self.problem.scheme.block_shape else (128, 256)
+        choices: dict[str, tuple[int, ...]] = {
+            "m": DECODE_BLOCK_M,
+            "gate_up_n": DECODE_GATE_UP_N,
+            "gate_up_k": steps,
+            "gate_up_warps": WARPS,
+            "gate_up_stages": DECODE_STAGES,
+            "down_n": DECODE_DOWN_N,
+            "down_k": steps,
+            "down_warps": WARPS,
+            "down_stages": DECODE_STAGES,
+            "down_split": DECODE_SPLITS,
+        }
+        return {f"fused_decode_{key}": CategoricalDistribution(value) for key, value in choices.items()}
+
     def _build(self, backend: str, picked: Mapping[str, Any]) -> Candidate:
         def value(key: str) -> Any:
             return picked[f"{backend}_{key}"]
@@ -158,9 +209,20 @@ class Space:
                 num_stages=value(f"{part}stages"),
             )
 
+        if backend == "fused_decode":
+            named = {name: value(key) for name, key in _DECODE_NAMES.items()}
+            return FusedDecodeCandidate(block_m=value("m"), **named)
         if backend == "triton":
             return TritonCandidate(tile=tile(""), swap_ab=value("swap"))
         return FusedTritonCandidate(gate_up=tile("gate_up_"), down=tile("down_"), swap_ab=value("swap"))
+
+
+_DECODE_NAMES = {
+    f"{part}_{name}": f"{part}_{key}"
+    for part in ("gate_up", "down")
+    for name, key in (("block_n", "n"), ("block_k", "k"), ("warps", "warps"), ("stages", "stages"))
+} | {"down_split_k": "down_split"}
+"""A candidate's fields as the parameters of the search."""
 
 
 def _tile_values(part: str, tile: Tile) -> dict[str, int]:

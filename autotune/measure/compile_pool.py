@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.problem import Problem
 
+TRITON_BACKENDS = frozenset({"triton", "fused_triton", "fused_decode"})
 COMPILE_TIMEOUT_S = 120.0
 """A tile that takes longer is left to the GPU process, whose own time-out then decides."""
 
@@ -34,7 +35,7 @@ class CompilePool:
         fresh: list[tuple[int, Candidate]] = []
         for pair in pairs:
             key = (pair[1].digest, pair[0])
-            if key in self._done or pair[1].backend not in ("triton", "fused_triton"):
+            if key in self._done or pair[1].backend not in TRITON_BACKENDS:
                 yield pair
             else:
                 self._done.add(key)

@@ -1,4 +1,4 @@
-"""Our `fused_triton` behind the backend protocol."""
+"""Our own kernels behind the backend protocol."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections.abc import Callable
 
 import torch
 
-from autotune.kernels.fused_triton.op import fused_moe, plan
+from autotune.kernels.launch import Plan, run_layer
 from autotune.kernels.specs import Support, backend_spec
 from autotune.kernels.weights import LayerInputs, MoeWeights
-from autotune.vocabulary.candidate import BackendName, Candidate, FusedTritonCandidate
+from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem, Scheme
 
 
-class FusedTritonBackend:
-    """Reads the checkpoint layout as it is; nothing is prepared."""
+class OwnBackend:
+    """A kernel of ours. It reads the checkpoint layout as it is; nothing is prepared.
 
-    name: BackendName = "fused_triton"
+    Args:
+        plan: lays out the launches of one call.
+    """
+
+    def __init__(self, name: BackendName, plan: Plan) -> None:
+        self.name: BackendName = name
+        self._plan = plan
 
     def supports(self, problem: Problem, environment: Environment) -> Support:
         return backend_spec(self.name).supports(problem, environment)
@@ -29,8 +35,7 @@ class FusedTritonBackend:
         return 0.0
 
     def bind(self, prepared: MoeWeights, candidate: Candidate) -> Callable[[LayerInputs], torch.Tensor]:
-        assert isinstance(candidate, FusedTritonCandidate)
-        return lambda inputs: fused_moe(prepared, inputs, candidate)
+        return lambda inputs: run_layer(self._plan, prepared, inputs, candidate)
 
     def power_of_two_scales(self, problem: Problem) -> bool:
         return False
@@ -42,9 +47,8 @@ class FusedTritonBackend:
         return 0
 
     def compile_ahead(self, problem: Problem, tokens: int, candidate: Candidate) -> None:
-        assert isinstance(candidate, FusedTritonCandidate)
         weights, inputs = unfilled(problem, tokens)
-        for launch in plan(weights, inputs, candidate, torch.empty_like(inputs.hidden)):
+        for launch in self._plan(weights, inputs, candidate, torch.empty_like(inputs.hidden)):
             launch.compile()
 
 

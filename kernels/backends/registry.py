@@ -6,8 +6,10 @@ import importlib
 from typing import Any
 
 from autotune.kernels.backends.base import Backend
-from autotune.kernels.backends.fused import FusedTritonBackend
+from autotune.kernels.backends.fused import OwnBackend
 from autotune.kernels.backends.vllm_modular import VllmBackend, moe_config, vllm_config
+from autotune.kernels.fused_decode import op as fused_decode
+from autotune.kernels.fused_triton import op as fused_triton
 from autotune.vocabulary.candidate import (
     BackendName,
     Candidate,
@@ -31,7 +33,8 @@ def all_backends() -> dict[BackendName, Backend]:
         VllmBackend("vllm_cutlass"),
         VllmBackend("flashinfer_cutlass"),
         VllmBackend("deep_gemm"),
-        FusedTritonBackend(),
+        OwnBackend("fused_triton", fused_triton.plan),
+        OwnBackend("fused_decode", fused_decode.plan),
     )
     return {backend.name: backend for backend in backends}
 

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 import triton
 
 from autotune.kernels.fused_triton import _op, _sort
+from autotune.kernels.launch import SCHEME_CODES, Launch, or_else
 from autotune.kernels.weights import LayerInputs, MoeWeights
 from autotune.vocabulary.candidate import FusedTritonCandidate, Tile
 from autotune.vocabulary.problem import Problem, Scheme
 
-SCHEME_CODES = {Scheme.BF16: 0, Scheme.FP8_TENSOR: 1, Scheme.FP8_CHANNEL: 2, Scheme.FP8_BLOCK128: 3}
 SORT_CHUNK = 128
 """Pairs ranked by one program. Its rank matrix is SORT_CHUNK squared: 128 keeps it in registers."""
 COUNT_APART = 16
 """From this many chunks on, counting them once in a launch of its own is cheaper than in every program."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch: everything that decides what Triton compiles, and the grid."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-
-    def run(self) -> None:
-        self.kernel[self.grid](*self.arguments, **self.options)
-
-    def compile(self) -> None:
-        """Compile without running anything on the GPU (or find the result in Triton's cache)."""
-        self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
 
 def quantizes_in_gate_up(scheme: Scheme, gate_up: Tile) -> bool:
@@ -140,8 +120,8 @@ def plan(
             _op.gate_up_kernel,
             (blocks * triton.cdiv(problem.N, candidate.gate_up.block_n),),
             (
-                x, x_scale, weights.w13, _or(weights.w13_scale, no_scale), inner, inner_scale, inner_scale,
-                sorted_pairs, block_expert, padded_rows, pairs,
+                x, x_scale, weights.w13, or_else(weights.w13_scale, no_scale), inner, inner_scale,
+                inner_scale, sorted_pairs, block_expert, padded_rows, pairs,
             ),
             {
                 **sizes, "TOPK": problem.topk, "QUANTIZE_OUT": quantize_out, **common,
@@ -157,8 +137,8 @@ def plan(
             _op.down_kernel,
             (blocks * triton.cdiv(problem.K, candidate.down.block_n),),
             (
-                inner, inner_scale, weights.w2, _or(weights.w2_scale, no_scale), inputs.topk_weights, partial,
-                sorted_pairs, block_expert, padded_rows, pairs,
+                inner, inner_scale, weights.w2, or_else(weights.w2_scale, no_scale), inputs.topk_weights,
+                partial, sorted_pairs, block_expert, padded_rows, pairs,
             ),
             {**sizes, **common, **_tile(candidate.down)},
         )
@@ -182,24 +162,6 @@ def plan(
     return launches
 
 
-def fused_moe(
-    weights: MoeWeights,
-    inputs: LayerInputs,
-    candidate: FusedTritonCandidate,
-    output: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Run the layer; returns `[M, K]` bfloat16.
-
-    Raises:
-        triton.runtime.errors.OutOfResources: if a tile does not fit the GPU.
-    """
-    if output is None:
-        output = torch.empty_like(inputs.hidden)
-    for launch in plan(weights, inputs, candidate, output):
-        launch.run()
-    return output
-
-
 def _tile(tile: Tile) -> dict[str, int]:
     return {
         "BLOCK_M": tile.block_m,
@@ -209,7 +171,3 @@ def _tile(tile: Tile) -> dict[str, int]:
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
     }
-
-
-def _or(tensor: torch.Tensor | None, otherwise: torch.Tensor) -> torch.Tensor:
-    return otherwise if tensor is None else tensor

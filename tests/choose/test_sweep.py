@@ -93,7 +93,7 @@ def test_failing_candidates_are_statuses() -> None:
     def fail(candidate: Candidate, tokens: int) -> Status | None:
         if candidate.backend == "deep_gemm":
             return Status.UNSUPPORTED
-        return Status.CRASHED if candidate.backend == "fused_triton" else None
+        return Status.CRASHED if candidate.backend.startswith("fused_") else None
 
     store = ListStore()
     result = Sweep(plan(), SimulatedRunner(planted, fail=fail), store, Quiet()).execute()

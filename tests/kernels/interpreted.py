@@ -1,6 +1,7 @@
 """Runs our Triton kernels under Triton's interpreter, in a process that test_interpreter.py starts.
 
     TRITON_INTERPRET=1 python interpreted.py layer fp8_tensor      prints one JSON line per case
+    TRITON_INTERPRET=1 python interpreted.py decode fp8_tensor
     TRITON_INTERPRET=1 python interpreted.py sort
 
 The interpreter is chosen when triton is imported, so no test process can switch to it later.
@@ -19,10 +20,12 @@ from triton._C.libtriton import ir
 from triton.runtime.interpreter import _convert_float
 
 import autotune.kernels.weights as weights_module
-from autotune.kernels.fused_triton.op import SORT_CHUNK, Launch, fused_moe, max_padded_rows, plan
+from autotune.kernels.fused_decode import op as fused_decode
+from autotune.kernels.fused_triton.op import SORT_CHUNK, max_padded_rows, plan
+from autotune.kernels.launch import Launch, run_layer
 from autotune.kernels.reference import reference_moe, relative_l2
 from autotune.kernels.weights import make_inputs, make_weights
-from autotune.vocabulary.candidate import FusedTritonCandidate, Tile
+from autotune.vocabulary.candidate import FusedDecodeCandidate, FusedTritonCandidate, Tile
 from autotune.vocabulary.problem import Problem, Scheme
 
 
@@ -63,7 +66,7 @@ def layer(scheme: Scheme) -> None:
     for problem, tokens, candidate, routing in cases(scheme):
         weights = make_weights(problem, 1, "cpu")
         inputs = make_inputs(problem, tokens, 2, routing, device="cpu")
-        output = fused_moe(weights, inputs, candidate, torch.full_like(inputs.hidden, float("nan")))
+        output = run_layer(plan, weights, inputs, candidate, torch.full_like(inputs.hidden, float("nan")))
         answer: dict[str, Any] = {
             "problem": str(problem),
             "tokens": tokens,
@@ -119,8 +122,51 @@ def sort() -> None:
         print(json.dumps(answer), flush=True)
 
 
+def decode(scheme: Scheme) -> None:
+    """Print how close `fused_decode` comes: few and many rows an expert, split and unsplit, ragged sizes."""
+    weights_module._to_fp8 = interpreters_cast
+    for n, k, tokens, split, routing in (
+        (128, 256, 1, 1, "uniform"),
+        (384, 128, 2, 3, "uniform"),
+        (128, 256, 9, 2, "zipf:1"),
+        (128, 128, 40, 1, "zipf:1"),
+        (96, 144, 5, 1, "uniform"),
+    ):
+        if scheme is Scheme.FP8_BLOCK128 and n % 128:
+            continue
+        problem = Problem(E=6, N=n, K=k, topk=2, scheme=scheme)
+        weights = make_weights(problem, 1, "cpu")
+        inputs = make_inputs(problem, tokens, 2, routing, device="cpu")
+        candidate = FusedDecodeCandidate(
+            block_m=16,
+            gate_up_block_n=32,
+            gate_up_block_k=128,
+            down_block_n=64,
+            down_block_k=128,
+            down_split_k=split,
+        )
+        outputs = [
+            run_layer(
+                fused_decode.plan, weights, inputs, candidate, torch.full_like(inputs.hidden, float("nan"))
+            )
+            for _ in range(2)
+        ]
+        answer = {
+            "problem": str(problem),
+            "tokens": tokens,
+            "split": split,
+            "error": relative_l2(outputs[0], reference_moe(weights, inputs)),
+            "same_bits": torch.equal(outputs[0].view(torch.int16), outputs[1].view(torch.int16)),
+            "most_rows": int(torch.bincount(inputs.topk_ids.flatten().long()).max()),
+            "by_pair": tokens * problem.topk < problem.E,
+        }
+        print(json.dumps(answer), flush=True)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "sort":
         sort()
+    elif sys.argv[1] == "decode":
+        decode(Scheme(sys.argv[2]))
     else:
         layer(Scheme(sys.argv[2]))

@@ -14,9 +14,11 @@ from triton.compiler import ASTSource, make_backend  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
 from autotune.kernels.backends.fused import unfilled  # noqa: E402
-from autotune.kernels.fused_triton.op import Launch, plan  # noqa: E402
-from autotune.kernels.specs import shared_bytes, uses_wgmma  # noqa: E402
-from autotune.vocabulary.candidate import FusedTritonCandidate, Tile  # noqa: E402
+from autotune.kernels.fused_decode import op as fused_decode  # noqa: E402
+from autotune.kernels.fused_triton.op import plan  # noqa: E402
+from autotune.kernels.launch import Launch  # noqa: E402
+from autotune.kernels.specs import decode_shared_bytes, shared_bytes, uses_wgmma  # noqa: E402
+from autotune.vocabulary.candidate import FusedDecodeCandidate, FusedTritonCandidate, Tile  # noqa: E402
 from autotune.vocabulary.problem import Problem, Scheme  # noqa: E402
 from tests.factories import H200  # noqa: E402
 
@@ -121,3 +123,54 @@ def test_an_ordinary_integer_would_specialize() -> None:
     ids = torch.empty(64, dtype=torch.int32)
     keys = {str(binder(ids, ids, pairs, EXPERTS=4, BINS=8, CHUNK=128)[1]) for pairs in (1, 16, 17)}
     assert len(keys) == 3
+
+
+DECODE = [Scheme.BF16, Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128]
+
+
+def decode_launches(scheme: Scheme, tokens: int, split: int = 2) -> tuple[FusedDecodeCandidate, list[Launch]]:
+    problem = Problem(E=128, N=768, K=2048, topk=8, scheme=scheme)
+    candidate = FusedDecodeCandidate(
+        block_m=16,
+        gate_up_block_n=32,
+        gate_up_block_k=128,
+        down_block_n=64,
+        down_block_k=128,
+        down_stages=4,
+        down_split_k=split,
+    )
+    weights, inputs = unfilled(problem, tokens)
+    return candidate, list(fused_decode.plan(weights, inputs, candidate, torch.empty_like(inputs.hidden)))
+
+
+@pytest.mark.parametrize("scheme", DECODE)
+def test_the_decode_gemms_use_warp_groups_and_fit_as_estimated(scheme: Scheme) -> None:
+    candidate, made = decode_launches(scheme, 8)
+    problem = Problem(E=128, N=768, K=2048, topk=8, scheme=scheme)
+    gemms = [launch for launch in made if name_of(launch) in GEMMS]
+    for launch, estimate in zip(gemms, decode_shared_bytes(candidate, problem), strict=True):
+        kernel = compiled(launch)
+        assert "wgmma" in kernel.asm["ptx"]
+        assert "cp.async" in kernel.asm["ptx"]
+        assert 0 <= kernel.metadata.shared - estimate <= SCRATCH_BYTES
+
+
+@pytest.mark.parametrize("scheme", DECODE)
+def test_the_decode_kernel_has_few_variants_over_all_token_counts(scheme: Scheme) -> None:
+    variants: dict[str, set[str]] = {}
+    for tokens in range(1, 129):
+        for launch in decode_launches(scheme, tokens)[1]:
+            _, specialization, _ = bound(launch)
+            constants = {k: v for k, v in launch.options.items() if k.isupper()}
+            variants.setdefault(name_of(launch), set()).add(str((specialization, sorted(constants.items()))))
+    # Scans of 16, 64, 256 and 1,024 pairs; up to 128 pairs by pair, from there by expert.
+    assert {name: len(found) for name, found in variants.items()} == {
+        "gate_up_kernel": 5,
+        "down_kernel": 5,
+        "sum_kernel": 1,
+    }
+
+
+def test_more_pairs_than_a_block_scans_are_refused() -> None:
+    with pytest.raises(ValueError, match="1024"):
+        decode_launches(Scheme.BF16, 129)

@@ -9,6 +9,7 @@ import pytest
 from autotune.vocabulary.candidate import (
     DeepGemmCandidate,
     FlashinferCutlassCandidate,
+    FusedDecodeCandidate,
     FusedTritonCandidate,
     Tile,
     TritonCandidate,
@@ -52,7 +53,8 @@ def test_fused_triton_matches_reference(
 ):
     import torch
 
-    from autotune.kernels.fused_triton.op import fused_moe
+    from autotune.kernels.fused_triton.op import plan
+    from autotune.kernels.launch import run_layer
     from autotune.kernels.reference import reference_moe, relative_l2
     from autotune.kernels.specs import backend_spec
     from autotune.kernels.weights import make_inputs, make_weights
@@ -68,13 +70,51 @@ def test_fused_triton_matches_reference(
     for tokens in (1, 7, 64, 515, 2048):
         inputs = make_inputs(problem, tokens, tokens, routing="zipf:1.1" if tokens == 64 else "uniform")
         output = torch.full_like(inputs.hidden, float("nan"))
-        fused_moe(weights, inputs, candidate, output)
+        run_layer(plan, weights, inputs, candidate, output)
         error = relative_l2(output, reference_moe(weights, inputs))
         assert error < (1e-2 if scheme is Scheme.BF16 else 3e-2), (tokens, error)
 
 
+@pytest.mark.parametrize("scheme", [Scheme.BF16, Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128])
+@pytest.mark.parametrize(("experts", "n", "k", "topk"), SHAPES)
+@pytest.mark.parametrize("split", [1, 2])
+def test_fused_decode_matches_reference(environment, scheme, experts, n, k, topk, split):
+    import torch
+
+    from autotune.kernels.fused_decode.op import plan
+    from autotune.kernels.launch import run_layer
+    from autotune.kernels.reference import reference_moe, relative_l2
+    from autotune.kernels.specs import backend_spec
+    from autotune.kernels.weights import make_inputs, make_weights
+
+    problem = Problem(E=experts, N=n, K=k, topk=topk, scheme=scheme)
+    support = backend_spec("fused_decode").supports(problem, environment)
+    if not support.ok:
+        assert scheme is Scheme.FP8_BLOCK128
+        assert "divisible by 128" in support.reason
+        return
+    weights = make_weights(problem, 1)
+    candidate = FusedDecodeCandidate(
+        block_m=16,
+        gate_up_block_n=32,
+        gate_up_block_k=128,
+        down_block_n=64,
+        down_block_k=128,
+        down_split_k=split if n > 128 else 1,
+    )
+    for tokens in (1, 2, 8, 31, 128):
+        inputs = make_inputs(problem, tokens, tokens, routing="zipf:1.1" if tokens == 31 else "uniform")
+        output = torch.full_like(inputs.hidden, float("nan"))
+        run_layer(plan, weights, inputs, candidate, output)
+        error = relative_l2(output, reference_moe(weights, inputs))
+        assert error < (1e-2 if scheme is Scheme.BF16 else 3e-2), (tokens, error)
+        again = run_layer(plan, weights, inputs, candidate)
+        assert torch.equal(output.view(torch.int16), again.view(torch.int16))
+
+
 def test_fused_triton_skips_other_ranks(environment):
-    from autotune.kernels.fused_triton.op import fused_moe
+    from autotune.kernels.fused_triton.op import plan
+    from autotune.kernels.launch import run_layer
     from autotune.kernels.reference import reference_moe, relative_l2
     from autotune.kernels.weights import make_inputs, make_weights
 
@@ -84,12 +124,13 @@ def test_fused_triton_skips_other_ranks(environment):
         inputs = make_inputs(problem, tokens, tokens)
         assert (inputs.topk_ids >= problem.E).any()
         assert tokens == 1 or (inputs.topk_ids < problem.E).any()
-        output = fused_moe(weights, inputs, fused(16, 64, 128, 128, True))
+        output = run_layer(plan, weights, inputs, fused(16, 64, 128, 128, True))
         assert relative_l2(output, reference_moe(weights, inputs)) < 3e-2
 
 
 def test_fused_triton_compiles_nothing_for_new_token_counts():
-    from autotune.kernels.fused_triton.op import fused_moe
+    from autotune.kernels.fused_triton.op import plan
+    from autotune.kernels.launch import run_layer
     from autotune.kernels.weights import make_inputs, make_weights
     from autotune.measure.compiles import counting_variants
 
@@ -97,10 +138,10 @@ def test_fused_triton_compiles_nothing_for_new_token_counts():
     weights = make_weights(problem, 1)
     candidate = fused(16, 64, 128, 128, True)
     for tokens in (1, 513):  # without and with the counting launch
-        fused_moe(weights, make_inputs(problem, tokens, 0), candidate)
+        run_layer(plan, weights, make_inputs(problem, tokens, 0), candidate)
     with counting_variants() as seen:
         for tokens in [*range(1, 140), 513, 1000, 1024, 2048, 4097]:
-            fused_moe(weights, make_inputs(problem, tokens, 0), candidate)
+            run_layer(plan, weights, make_inputs(problem, tokens, 0), candidate)
     assert seen.count == 0
 
 

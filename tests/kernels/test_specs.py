@@ -53,10 +53,10 @@ def test_an_unknown_backend_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        (BLOCK, {"triton", "deep_gemm", "fused_triton"}),
-        (TENSOR, {"triton", "vllm_cutlass", "flashinfer_cutlass", "fused_triton"}),
+        (BLOCK, {"triton", "deep_gemm", "fused_triton", "fused_decode"}),
+        (TENSOR, {"triton", "vllm_cutlass", "flashinfer_cutlass", "fused_triton", "fused_decode"}),
         (BLOCK.replace("fp8_block128", "fp8_channel"), {"triton", "vllm_cutlass", "fused_triton"}),
-        (BF16, {"triton", "flashinfer_cutlass", "fused_triton"}),
+        (BF16, {"triton", "fused_triton", "fused_decode"}),
     ],
 )
 def test_what_runs_on_an_h200(shape: str, expected: set[str]) -> None:
@@ -65,7 +65,7 @@ def test_what_runs_on_an_h200(shape: str, expected: set[str]) -> None:
 
 def test_what_runs_without_fp8_hardware() -> None:
     assert runs(TENSOR, A100) == set()
-    assert runs(BF16, A100) == {"triton", "fused_triton"}
+    assert runs(BF16, A100) == {"triton", "fused_triton", "fused_decode"}
     assert runs(TENSOR, L4) == {"triton", "fused_triton"}
 
 
@@ -94,7 +94,10 @@ def test_what_runs_without_fp8_hardware() -> None:
         ("fused_triton", BLOCK.replace("K=2048", "K=2112"), FULL, ("K=2112", "128")),
         ("fused_triton", TENSOR, A100, ("8.9", "8.0")),
         ("fused_triton", BF16, FULL.model_copy(update={"triton": None}), ("pip install triton",)),
-        ("fused_decode", BF16, FULL, ("not part of this release",)),
+        ("fused_decode", TENSOR.replace("fp8_tensor", "fp8_channel"), FULL, ("fp8_channel",)),
+        ("fused_decode", BF16 + ",act=gelu", FULL, ("gelu", "silu")),
+        ("fused_decode", BF16 + ",ep=2", FULL, ("ep=2", "one GPU")),
+        ("fused_decode", BLOCK.replace("K=2048", "K=2112"), FULL, ("K=2112", "128")),
     ],
 )
 def test_a_refusal_names_its_cause(

@@ -22,9 +22,9 @@ app = typer.Typer(
 
 def _register() -> None:
     """Add every command, in the order in which a user meets them."""
-    from autotune.cli import database, models, publishing, routing, serving, sweeping, vllm_tools
+    from autotune.cli import database, jit, models, publishing, routing, serving, sweeping, vllm_tools
 
-    for module in (sweeping, routing, publishing, serving, vllm_tools, models, database):
+    for module in (sweeping, routing, publishing, serving, vllm_tools, jit, models, database):
         module.add_to(app)
 
 

@@ -1,0 +1,115 @@
+"""`autotune jit audit`: which arguments make a kernel recompile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from autotune.measure.jit_audit import Audit
+
+_app = typer.Typer(no_args_is_help=True, help="Look at what Triton compiles, and when.")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command group."""
+    app.add_typer(_app, name="jit")
+
+
+@_app.callback()
+def _group() -> None:
+    """Look at what Triton compiles, and when."""
+
+
+@_app.command("audit")
+def audit(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="fused_triton, fused_decode, vllm, vllm_unspecialized, or module:function, a function that "
+            "is called with each token count. Default: our kernels, and vLLM's two if it is installed."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="A model of `autotune models`.")] = "",
+    shape: Annotated[str, typer.Option(help="A problem instead of a model.")] = "",
+    gpu: Annotated[str, typer.Option(help="Whose tuned tiles vLLM is asked for, without a GPU.")] = "h200",
+    tokens: Annotated[str, typer.Option(help="Token counts. Default: 1 to 139, and some up to 2048.")] = "",
+    run: Annotated[
+        bool,
+        typer.Option("--run", help="Run on the GPU and time each compilation, with a cold Triton cache."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the audits as JSON.")] = False,
+) -> None:
+    """Count the variants that Triton compiles over many token counts, and name what asks for them.
+
+    Without --run nothing is compiled and no GPU is needed: Triton's own binder tells which variant each
+    launch would take on a Hopper GPU. vLLM's kernel is shown as it is and without specialization on the
+    scalars that follow from the token count.
+
+    Example: autotune jit audit vllm vllm_unspecialized --model qwen-moe-fp8-tensor
+    """
+    import importlib.util
+    import json
+
+    from rich.console import Console
+
+    from autotune.cli.problems import parse_numbers, resolve
+    from autotune.vocabulary.environment import gpu_name
+    from autotune.vocabulary.errors import GpuNotReadyError, MissingDependencyError
+
+    device = gpu_name(gpu)
+    problem, _ = resolve(model or ("" if shape else "qwen-moe-fp8-tensor"), shape)
+    counts = parse_numbers("--tokens", tokens, most=1 << 17) if tokens else None
+    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("torch") is None:
+        raise MissingDependencyError(
+            "The audit needs torch and Triton.", "Install them with `pip install 'moe-autotune[gpu]'`."
+        )
+    if run:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise GpuNotReadyError("--run needs a CUDA GPU, and there is none.", "Leave --run out.")
+    names = targets or ["fused_triton", "fused_decode"]
+    if targets is None and importlib.util.find_spec("vllm") is not None:
+        names += ["vllm", "vllm_unspecialized"]
+    console = Console(stderr=True, highlight=False)
+    audits = [_one(name, problem, counts, run, device, console) for name in names]
+    if as_json:
+        print(json.dumps([a.to_json_data() for a in audits], indent=2))
+        return
+    out = Console(highlight=False)
+    for found in audits:
+        _show(out, found)
+
+
+def _one(name: str, problem: Any, counts: list[int] | None, run: bool, device: str, console: Any) -> Audit:
+    from autotune.measure.jit_audit import DEFAULT_TOKENS, audit
+    from autotune.measure.jit_targets import most_tokens, target_call
+
+    most = most_tokens(name, problem)
+    tokens = [c for c in counts or DEFAULT_TOKENS if most is None or c <= most]
+    with (
+        console.status(f"{name}: {problem}") as status,
+        target_call(name, problem, run, device) as call,
+    ):
+        return audit(
+            name, call, tokens, measured=run, tell=lambda count: status.update(f"{name}: {count} tokens")
+        )
+
+
+def _show(out: Any, found: Audit) -> None:
+    from rich.table import Table
+
+    view = Table(
+        title=f"{found.target}: {len(found.variants)} compilations over {len(found.tokens)} token counts, "
+        f"{len(found.recompiles)} for a scalar's value alone",
+        title_justify="left",
+    )
+    for column in ("kernel", "at tokens", "cause", "changed", "seconds"):
+        view.add_column(column, justify="right" if column in ("at tokens", "seconds") else "left")
+    for v in found.variants:
+        changed = "\n".join(f"{name}: {before} -> {now}" for name, (before, now) in v.changed.items())
+        seconds = "" if v.seconds is None else f"{v.seconds:.2f}"
+        view.add_row(v.kernel.rpartition(".")[2], str(v.tokens), v.cause, changed, seconds)
+    out.print(view)

@@ -1,0 +1,144 @@
+"""What `autotune jit audit` can look at: our kernels, vLLM's fused MoE, or a callable of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from autotune.kernels.specs import DECODE_PAIRS, backend_spec
+from autotune.vocabulary.candidate import Candidate, FusedDecodeCandidate, FusedTritonCandidate, Tile
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.errors import MissingDependencyError, UnknownNameError, UsageError
+from autotune.vocabulary.problem import Problem
+
+TARGETS = ("fused_triton", "fused_decode", "vllm", "vllm_unspecialized")
+Call = Callable[[int], object]
+
+
+def own_candidate(name: str) -> Candidate:
+    """A typical candidate of a kernel of ours; which one does not change what is specialized."""
+    tile = Tile(block_m=16, block_n=64, block_k=128)
+    if name == "fused_triton":
+        return FusedTritonCandidate(gate_up=tile, down=tile, swap_ab=True)
+    return FusedDecodeCandidate(
+        block_m=16, gate_up_block_n=32, gate_up_block_k=128, down_block_n=64, down_block_k=128
+    )
+
+
+def most_tokens(target: str, problem: Problem) -> int | None:
+    """The largest token count that a target takes; None for any."""
+    return DECODE_PAIRS // problem.topk if target == "fused_decode" else None
+
+
+@contextmanager
+def target_call(target: str, problem: Problem, measured: bool, gpu: str) -> Iterator[Call]:
+    """The function to call with each token count.
+
+    Args:
+        measured: run on this machine's GPU; otherwise launches are only looked at, on CPU tensors.
+        gpu: whose tuned tiles vLLM is asked for where there is no GPU.
+
+    Raises:
+        UnknownNameError, UsageError: for a target that does not exist or cannot run this problem.
+        MissingDependencyError: if vLLM is not installed.
+    """
+    if target in ("fused_triton", "fused_decode"):
+        yield _own(target, problem, measured)
+    elif target in ("vllm", "vllm_unspecialized"):
+        with _vllm(target, problem, measured, gpu) as call:
+            yield call
+    else:
+        yield _named(target)
+
+
+def _own(name: str, problem: Problem, measured: bool) -> Call:
+    somewhere = Environment(gpu="NVIDIA_H200", capability="9.0", triton="any")
+    support = backend_spec(name).supports(problem, somewhere)
+    if not support.ok:
+        raise UsageError(f"{name} does not take {problem}: {support.reason}.", "Choose another problem.")
+    from autotune.kernels.backends.fused import unfilled
+    from autotune.kernels.backends.registry import get_backend
+    from autotune.kernels.weights import make_inputs, make_weights
+
+    backend, candidate = get_backend(name), own_candidate(name)
+    if measured:
+        call = backend.bind(backend.prepare(make_weights(problem, 1)), candidate)
+        return lambda tokens: call(make_inputs(problem, tokens, tokens))
+    weights, _ = unfilled(problem, 1)
+    return lambda tokens: backend.bind(weights, candidate)(unfilled(problem, tokens)[1])
+
+
+@contextmanager
+def _vllm(target: str, problem: Problem, measured: bool, gpu: str) -> Iterator[Call]:
+    if not measured:
+        # With no device to find, vLLM takes Triton as installed and imports on a CPU machine.
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    try:
+        module: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"vLLM cannot be imported here: {error}.", "Run this in vLLM's own environment."
+        ) from error
+    from autotune.kernels.backends.registry import get_backend, vllm_triton_config
+    from autotune.kernels.unspecialized import VLLM_SCALARS, without_specialization
+    from autotune.kernels.weights import make_inputs, make_weights
+
+    backend = get_backend("triton")
+    original = module.fused_moe_kernel
+    platform = None if measured else _pretend(gpu)
+    try:
+        if target == "vllm_unspecialized":
+            module.fused_moe_kernel = without_specialization(original, VLLM_SCALARS)
+        if measured:
+            prepared = backend.prepare(make_weights(problem, 1))
+            yield lambda tokens: backend.bind(prepared, vllm_triton_config(problem, tokens))(
+                make_inputs(problem, tokens, tokens)
+            )
+        else:
+            yield lambda tokens: backend.compile_ahead(problem, tokens, vllm_triton_config(problem, tokens))
+    finally:
+        module.fused_moe_kernel = original
+        if platform is not None:
+            platform()
+
+
+def _pretend(gpu: str) -> Callable[[], None]:
+    """Let vLLM's look-ups of tiles answer as on a Hopper GPU of that name; returns what undoes it."""
+    platforms: Any = importlib.import_module("vllm.platforms")
+    cls = type(platforms.current_platform)
+    names = ("get_device_name", "is_device_capability")
+    before = {name: cls.__dict__.get(name) for name in names}
+    cls.get_device_name = classmethod(lambda _cls, device_id=0: gpu.replace("_", " "))
+    cls.is_device_capability = classmethod(lambda _cls, capability, device_id=0: capability in (90, (9, 0)))
+
+    def undo() -> None:
+        for name, value in before.items():
+            if value is None:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, value)
+
+    return undo
+
+
+def _named(target: str) -> Call:
+    module_name, colon, name = target.partition(":")
+    if not colon or not name:
+        raise UnknownNameError(
+            "audit target", target, TARGETS, "Or name a function of the token count as module:function."
+        )
+    try:
+        call = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"{target} cannot be imported: {error}.", "Check the name and PYTHONPATH."
+        ) from error
+    if not callable(call):
+        raise UsageError(
+            f"{target} is no function.", "It is called with each token count as its only argument."
+        )
+    found: Call = call
+    return found

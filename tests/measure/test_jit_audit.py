@@ -1,0 +1,127 @@
+"""Our kernels compile nothing for a new token count; the audit finds what another kernel does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+
+from autotune.kernels.unspecialized import without_specialization  # noqa: E402
+from autotune.measure.jit_audit import DEFAULT_TOKENS, audit  # noqa: E402
+from autotune.measure.jit_targets import most_tokens, target_call  # noqa: E402
+from autotune.vocabulary.errors import UnknownNameError, UsageError  # noqa: E402
+from autotune.vocabulary.problem import Problem, Scheme  # noqa: E402
+
+
+@triton.jit
+def naive_kernel(x_ptr, rows, width, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + offsets, rows + width, mask=offsets < rows)
+
+
+fixed_kernel = without_specialization(naive_kernel, ["rows"])
+
+
+def problem_of(scheme: Scheme) -> Problem:
+    return Problem(E=128, N=768, K=2048, topk=8, scheme=scheme)
+
+
+@pytest.mark.parametrize("scheme", list(Scheme))
+def test_fused_triton_needs_no_variant_for_a_token_count(scheme: Scheme) -> None:
+    with target_call("fused_triton", problem_of(scheme), False, "NVIDIA_H200") as call:
+        found = audit("fused_triton", call, [*DEFAULT_TOKENS, 4096, 8192, 16384])
+    assert found.recompiles == []
+    # Counting in a launch of its own from 256 tokens on; quantizing rows of two widths.
+    assert {tuple(v.changed) for v in found.variants if v.changed} <= {("COUNTED",), ("COLUMNS", "WIDTH")}
+
+
+@pytest.mark.parametrize("scheme", [Scheme.BF16, Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128])
+def test_fused_decode_needs_a_few_widths_only(scheme: Scheme) -> None:
+    problem = problem_of(scheme)
+    most = most_tokens("fused_decode", problem)
+    assert most == 128
+    with target_call("fused_decode", problem, False, "NVIDIA_H200") as call:
+        found = audit("fused_decode", call, range(1, most + 1))
+    assert found.recompiles == []
+    assert {name for v in found.variants for name in v.changed} == {"PAIRS", "BY_PAIR"}
+    assert len(found.variants) == 11
+
+
+def launches(kernel):
+    x = torch.empty(4096, dtype=torch.int32)
+    return lambda tokens: kernel[(1,)](x, tokens, 64, BLOCK=64)
+
+
+def test_the_argument_that_asks_for_a_variant_is_named() -> None:
+    found = audit("naive", launches(naive_kernel), [1, 2, 3, 16, 17, 32])
+    assert [(v.tokens, v.cause, v.scalars) for v in found.variants] == [
+        (1, "first", ()),
+        (2, "scalar", ("rows",)),
+        (16, "scalar", ("rows",)),
+    ]
+    assert found.variants[2].changed == {"rows": ("i32, any", "i32, divisible by 16")}
+
+
+def test_without_specialization_there_is_one_variant() -> None:
+    found = audit("fixed", launches(fixed_kernel), [1, 2, 3, 16, 17, 32])
+    assert [v.cause for v in found.variants] == ["first"]
+    # The other integer keeps its specialization.
+    x = torch.empty(64, dtype=torch.int32)
+    widths = audit("width", lambda width: fixed_kernel[(1,)](x, 5, width, BLOCK=64), [16, 17])
+    assert [v.scalars for v in widths.variants] == [(), ("width",)]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "names", "error"),
+    [
+        (naive_kernel, ["columns"], "no argument columns"),
+        (naive_kernel, ["BLOCK"], "compile-time constant"),
+        (print, ["rows"], "no triton.jit function"),
+    ],
+)
+def test_what_cannot_be_unspecialized_is_refused(kernel, names: list[str], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        without_specialization(kernel, names)
+
+
+def test_unknown_targets_are_refused() -> None:
+    with (
+        pytest.raises(UnknownNameError, match="fused_triton"),
+        target_call("fused", problem_of(Scheme.BF16), False, ""),
+    ):
+        pass
+    with (
+        pytest.raises(UsageError, match="nothing_there"),
+        target_call("os:nothing_there", problem_of(Scheme.BF16), False, ""),
+    ):
+        pass
+    with (
+        pytest.raises(UsageError, match="fp8_channel"),
+        target_call("fused_decode", problem_of(Scheme.FP8_CHANNEL), False, ""),
+    ):
+        pass
+
+
+def test_the_command_prints_json() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "autotune",
+        "jit",
+        "audit",
+        "fused_decode",
+        "--tokens",
+        "1,8,64",
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert (found["target"], found["tokens"], found["recompiles"]) == ("fused_decode", [1, 8, 64], 0)

@@ -27,8 +27,9 @@ def audit(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="fused_triton, fused_decode, vllm, vllm_unspecialized, or module:function, a function that "
-            "is called with each token count. Default: our kernels, and vLLM's two if it is installed."
+            help="fused_triton, fused_decode, rope_fp8, rope_fp8_naive, vllm, vllm_unspecialized, or "
+            "module:function, a function that is called with each token count. Default: all but the last; "
+            "vLLM's two if it is installed."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="A model of `autotune models`.")] = "",
@@ -70,7 +71,7 @@ def audit(
 
         if not torch.cuda.is_available():
             raise GpuNotReadyError("--run needs a CUDA GPU, and there is none.", "Leave --run out.")
-    names = targets or ["fused_triton", "fused_decode"]
+    names = targets or ["fused_triton", "fused_decode", "rope_fp8", "rope_fp8_naive"]
     if targets is None and importlib.util.find_spec("vllm") is not None:
         names += ["vllm", "vllm_unspecialized"]
     console = Console(stderr=True, highlight=False)

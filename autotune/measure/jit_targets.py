@@ -14,7 +14,7 @@ from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import MissingDependencyError, UnknownNameError, UsageError
 from autotune.vocabulary.problem import Problem
 
-TARGETS = ("fused_triton", "fused_decode", "vllm", "vllm_unspecialized")
+TARGETS = ("fused_triton", "fused_decode", "rope_fp8", "rope_fp8_naive", "vllm", "vllm_unspecialized")
 Call = Callable[[int], object]
 
 
@@ -47,6 +47,8 @@ def target_call(target: str, problem: Problem, measured: bool, gpu: str) -> Iter
     """
     if target in ("fused_triton", "fused_decode"):
         yield _own(target, problem, measured)
+    elif target in ("rope_fp8", "rope_fp8_naive"):
+        yield _rope(target == "rope_fp8_naive", measured)
     elif target in ("vllm", "vllm_unspecialized"):
         with _vllm(target, problem, measured, gpu) as call:
             yield call
@@ -69,6 +71,22 @@ def _own(name: str, problem: Problem, measured: bool) -> Call:
         return lambda tokens: call(make_inputs(problem, tokens, tokens))
     weights, _ = unfilled(problem, 1)
     return lambda tokens: backend.bind(weights, candidate)(unfilled(problem, tokens)[1])
+
+
+def _rope(naive: bool, measured: bool) -> Call:
+    import torch
+
+    from autotune.kernels.rope_fp8.op import rope_fp8, rotary_table
+
+    device = "cuda" if measured else "cpu"
+    # Qwen3-30B-A3B's query heads.
+    cos_sin = rotary_table(64, 128, device=device)
+
+    def call(tokens: int) -> object:
+        x = torch.empty(tokens, 32, 128, dtype=torch.bfloat16, device=device)
+        return rope_fp8(x, torch.zeros(tokens, dtype=torch.int64, device=device), cos_sin, naive)
+
+    return call
 
 
 @contextmanager

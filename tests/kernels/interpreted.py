@@ -24,6 +24,7 @@ from autotune.kernels.fused_decode import op as fused_decode
 from autotune.kernels.fused_triton.op import SORT_CHUNK, max_padded_rows, plan
 from autotune.kernels.launch import Launch, run_layer
 from autotune.kernels.reference import reference_moe, relative_l2
+from autotune.kernels.rope_fp8.op import rope_fp8, rope_fp8_reference, rotary_table
 from autotune.kernels.weights import make_inputs, make_weights
 from autotune.vocabulary.candidate import FusedDecodeCandidate, FusedTritonCandidate, Tile
 from autotune.vocabulary.problem import Problem, Scheme
@@ -163,9 +164,31 @@ def decode(scheme: Scheme) -> None:
         print(json.dumps(answer), flush=True)
 
 
+def rope() -> None:
+    """Print how close the fused rotation and quantization comes, for ragged token counts."""
+    for tokens, heads, dim, naive in ((1, 2, 16, False), (7, 3, 64, False), (9, 1, 128, True)):
+        generator = torch.Generator().manual_seed(tokens)
+        x = torch.randn(tokens, heads, dim, generator=generator).to(torch.bfloat16)
+        positions = torch.randint(0, 50, (tokens,), generator=generator)
+        table = rotary_table(50, dim)
+        out, scale = rope_fp8(x, positions, table, naive)
+        rotated, scales = rope_fp8_reference(x, positions, table)
+        # The same cast on both sides: the interpreter's own.
+        expected = interpreters_cast(rotated / scales[..., None]).float() * scales[..., None]
+        answer = {
+            "tokens": tokens,
+            "naive": naive,
+            "error": relative_l2(out.float() * scale[..., None], expected),
+            "scale_error": relative_l2(scale, scales),
+        }
+        print(json.dumps(answer), flush=True)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "sort":
         sort()
+    elif sys.argv[1] == "rope":
+        rope()
     elif sys.argv[1] == "decode":
         decode(Scheme(sys.argv[2]))
     else:

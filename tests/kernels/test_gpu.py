@@ -145,6 +145,23 @@ def test_fused_triton_compiles_nothing_for_new_token_counts():
     assert seen.count == 0
 
 
+@pytest.mark.parametrize("naive", [False, True])
+def test_rope_fp8_matches_reference(naive):
+    import torch
+
+    from autotune.kernels.reference import relative_l2
+    from autotune.kernels.rope_fp8.op import rope_fp8, rope_fp8_reference, rotary_table
+
+    table = rotary_table(4096, 128, device="cuda")
+    for tokens in (1, 3, 64, 1000):
+        x = torch.randn(tokens, 32, 128, device="cuda").to(torch.bfloat16)
+        positions = torch.randint(0, 4096, (tokens,), device="cuda")
+        out, scale = rope_fp8(x, positions, table, naive)
+        rotated, scales = rope_fp8_reference(x, positions, table)
+        assert relative_l2(scale, scales) < 1e-5
+        assert relative_l2(out.float() * scale[..., None], rotated) < 3e-2
+
+
 BACKENDS = [
     pytest.param(
         "triton", TritonCandidate(tile=Tile(block_m=16, block_n=64, block_k=128), swap_ab=True), id="triton"

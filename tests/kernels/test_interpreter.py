@@ -65,6 +65,14 @@ def test_the_decode_kernel_matches_the_reference(scheme: Scheme) -> None:
         assert answer["same_bits"], answer
 
 
+def test_rotation_and_quantization_match_the_reference() -> None:
+    answers = interpret("rope")
+    assert {answer["naive"] for answer in answers} == {False, True}
+    for answer in answers:
+        assert answer["error"] < TOLERANCE, answer
+        assert answer["scale_error"] < 1e-6, answer
+
+
 def expected_order(ids: list[int], experts: int, block_m: int) -> tuple[list[int], list[int]]:
     """sorted_pairs and block_expert by plain Python."""
     rows: list[int] = []

@@ -54,6 +54,15 @@ def test_fused_decode_needs_a_few_widths_only(scheme: Scheme) -> None:
     assert len(found.variants) == 11
 
 
+def test_the_rotation_compiles_once_and_its_naive_form_for_each_kind_of_count() -> None:
+    counts = [*DEFAULT_TOKENS, 4096, 16384]
+    with target_call("rope_fp8", problem_of(Scheme.BF16), False, "") as call:
+        assert [v.cause for v in audit("rope_fp8", call, counts).variants] == ["first"]
+    with target_call("rope_fp8_naive", problem_of(Scheme.BF16), False, "") as call:
+        found = audit("rope_fp8_naive", call, counts)
+    assert [(v.tokens, v.scalars) for v in found.variants] == [(1, ()), (2, ("tokens",)), (16, ("tokens",))]
+
+
 def launches(kernel):
     x = torch.empty(4096, dtype=torch.int32)
     return lambda tokens: kernel[(1,)](x, tokens, 64, BLOCK=64)

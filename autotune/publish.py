@@ -148,10 +148,18 @@ def rollback(
 
 
 def revisions(
-    session: ReadSession, *, gpu: str | None = None, problem: Problem | None = None, limit: int | None = None
+    session: ReadSession,
+    *,
+    gpu: str | None = None,
+    problem: Problem | None = None,
+    vllm: str | None = None,
+    environment: str | None = None,
+    limit: int | None = None,
 ) -> list[Revision]:
-    """Published revisions, newest first."""
-    return RevisionRepository(session).newest(gpu=gpu, problem=problem, limit=limit)
+    """Published revisions, newest first; `environment` is how the environment's digest begins."""
+    return RevisionRepository(session).newest(
+        gpu=gpu, problem=problem, vllm=vllm, environment=environment, limit=limit
+    )
 
 
 def check_texts(author: str, reason: str, channel: str) -> None:
@@ -211,6 +219,25 @@ class DiffRow(BaseModel):
     after: Side
     changed: bool
     """Another thing runs; False if only the figures differ, or if vLLM's own choice stays either way."""
+
+
+def check_comparable(before: Key | None, after: Key | None) -> None:
+    """Refuse to compare tables of two layers or GPUs: no range of one means anything for the other.
+
+    Args:
+        before, after: what each table is for; None for a bare "none", which compares with anything.
+
+    Raises:
+        UsageError: naming both.
+    """
+    if before is None or after is None:
+        return
+    one, other = (f"{key.problem} on {key.environment.gpu}" for key in (before, after))
+    if one != other:
+        raise UsageError(
+            f"These are for different layers: {one}; and {other}.",
+            "Compare two of one problem and GPU; `autotune revisions` lists them.",
+        )
 
 
 def diff(before: RoutingTable | None, after: RoutingTable | None) -> list[DiffRow]:

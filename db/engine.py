@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
 from sqlalchemy.orm import Session
 
 from autotune.db.failures import translated
-from autotune.db.schema import SchemaState, inspect_schema, require_current, upgrade_schema
+from autotune.db.identity import FileIdentity
+from autotune.db.schema import SchemaState, inspect_schema, refuse_foreign, require_current, upgrade_schema
 from autotune.db.urls import parse_url, shown
-from autotune.vocabulary.errors import DatabaseError, MissingDependencyError
+from autotune.vocabulary.errors import DatabaseError, MissingDependencyError, UsageError
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for another one."""
@@ -32,8 +35,10 @@ class WriteSession(ReadSession):
 class Database:
     """An open database with the schema of this release. Close it, or use it in a `with`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, url: URL | None = None) -> None:
         self._engine = engine
+        self._url = url or engine.url
+        self._file: FileIdentity | None = None
         reading: dict[str, Any] = {"autotune_read_only": True}
         if engine.dialect.name == "postgresql":
             reading["postgresql_readonly"] = True
@@ -42,7 +47,7 @@ class Database:
     @property
     def name(self) -> str:
         """The URL without its password."""
-        return shown(self._engine.url)
+        return shown(self._url)
 
     @property
     def dialect(self) -> str:
@@ -56,6 +61,7 @@ class Database:
         Raises:
             DatabaseError: if the database cannot be reached or refuses.
         """
+        self._check_file()
         with translated(self.name), ReadSession(self._reading, expire_on_commit=False) as session:
             yield session
 
@@ -67,9 +73,12 @@ class Database:
             DatabaseError: if the database cannot be reached or refuses.
             ConflictError: if the work contradicts what somebody else stored at the same time.
         """
+        self._check_file()
         with translated(self.name), WriteSession(self._engine, expire_on_commit=False) as session:
             yield session
             session.commit()
+        # Nothing may be acknowledged that went into a file which is no longer there to be read.
+        self._check_file()
 
     def check(self) -> None:
         """Make sure that the database answers and has this release's schema.
@@ -77,23 +86,40 @@ class Database:
         Raises:
             DatabaseError, SchemaVersionError: if not.
         """
+        self._check_file()
         with translated(self.name), self._reading.connect() as connection:
             require_current(connection)
 
-    def upgrade(self) -> bool:
+    def upgrade(self, *, adopt: bool = False) -> bool:
         """Create or upgrade the tables; False if nothing was to do. Safe beside other processes.
+
+        Args:
+            adopt: also put our tables beside those of another program.
 
         Raises:
             SchemaVersionError: if a newer release made the database.
+            DatabaseError: if only another program's tables are in it, without `adopt`.
         """
         with translated(self.name):
             with self._reading.connect() as connection:
-                if inspect_schema(connection) is SchemaState.CURRENT:
+                state = inspect_schema(connection)
+                if state is SchemaState.CURRENT:
                     return False
+                if state is SchemaState.EMPTY and not adopt:
+                    refuse_foreign(connection)
             if self.dialect == "sqlite":
                 _use_write_ahead_log(self._engine)
             with self._engine.begin() as connection:
                 return upgrade_schema(connection)
+
+    def remember_file(self) -> None:
+        """From now on refuse to work once another file, or none, stands at a SQLite database's path."""
+        if self.dialect == "sqlite":
+            self._file = FileIdentity.of(Path(str(self._url.database)), self.name)
+
+    def _check_file(self) -> None:
+        if self._file is not None:
+            self._file.check()
 
     def close(self) -> None:
         """Close all connections."""
@@ -106,16 +132,18 @@ class Database:
         self.close()
 
 
-def open_database(url: str, *, upgrade: bool = True, create: bool = True) -> Database:
-    """Open a database and bring its schema up to date.
+def open_database(url: str, *, upgrade: bool = True, create: bool = True, adopt: bool = False) -> Database:
+    """Open a database and bring its schema up to date. A SQLite file that may not be written opens to read.
 
     Args:
         url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user@host/name`.
         upgrade: False refuses a database that is not up to date instead of upgrading it.
         create: False refuses a SQLite file that does not exist instead of making one.
+        adopt: put our tables into a database that holds only another program's.
 
     Raises:
-        DatabaseError: for a bad URL, an unreachable server, or a file that is no database.
+        UsageError: for a URL that is malformed or names another kind of database.
+        DatabaseError: for an unreachable server, a file that is no database, or another program's.
         SchemaVersionError: for a schema that a newer release made, or, without `upgrade`, an older one.
         MissingDependencyError: if the database's driver is not installed.
     """
@@ -127,16 +155,36 @@ def open_database(url: str, *, upgrade: bool = True, create: bool = True) -> Dat
                 f"There is no database at {path}.",
                 "Make one with `autotune sweep` or `autotune publish`, or name another with --db.",
             )
-    database = Database(_engine(parsed))
+    database = Database(_engine(_read_only(parsed)), parsed)
     try:
         if upgrade:
-            database.upgrade()
+            database.upgrade(adopt=adopt)
         else:
             database.check()
+        database.remember_file()
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _read_only(url: URL) -> URL:
+    """The same SQLite file opened read-only, if it may not be written; else the URL as it is."""
+    if url.get_backend_name() != "sqlite":
+        return url
+    path = Path(str(url.database)).absolute()
+    if not path.is_file() or _writable(path):
+        return url
+    query = {"mode": "ro", "uri": "true"}
+    log = path.with_name(f"{path.name}-wal")
+    if not _writable(path.parent) and not (log.exists() and log.stat().st_size):
+        # SQLite would make a shared index beside the file to read it. Without a log nobody is writing.
+        query["immutable"] = "1"
+    return url.set(database=f"file:{quote(str(path))}", query=query)
+
+
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _engine(url: URL) -> Engine:
@@ -152,7 +200,7 @@ def _engine(url: URL) -> Engine:
             "Install it: pip install 'moe-autotune[server]'.",
         ) from error
     except (exc.ArgumentError, exc.NoSuchModuleError) as error:
-        raise DatabaseError(
+        raise UsageError(
             f"{shown(url)} cannot be opened: {error}.", "Use sqlite:///FILE or postgresql://USER@HOST/NAME."
         ) from error
     if sqlite:

@@ -21,6 +21,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("password", "Check the user and password in the URL."),
     ("does not exist", "Create it first (createdb), or correct the URL."),
 )
+_MOST_CAUSE = 200
 _DEFAULT_HINT = "Check that the server runs and that the URL (--db or AUTOTUNE_DB) names it."
 
 
@@ -46,6 +47,10 @@ def translated(name: str) -> Iterator[None]:
         cause = _cause(error)
         hint = next((text for part, text in _HINTS if part in cause.casefold()), _DEFAULT_HINT)
         raise DatabaseError(f"{name} cannot be used: {cause}.", hint) from error
+    except (exc.StatementError, OverflowError, UnicodeEncodeError) as error:
+        # A value that the driver cannot even send: an integer beyond 64 bits, half of a surrogate pair.
+        cause = str(getattr(error, "orig", None) or error)[:_MOST_CAUSE].rstrip(".")
+        raise UsageError(f"{name} cannot store a value: {cause}.", "Correct it and try again.") from error
 
 
 def _cause(error: exc.SQLAlchemyError) -> str:

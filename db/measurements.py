@@ -84,6 +84,23 @@ class MeasurementRepository:
         )
         return list(self._session.scalars(query))
 
+    def environments(self, gpu: str, problem: Problem) -> list[tuple[Environment, Checkpoint]]:
+        """Where a problem was measured on a GPU, and for which checkpoint formats; the newest last."""
+        newest = (
+            select(func.max(MeasurementRow.id))
+            .where(MeasurementRow.gpu == gpu, MeasurementRow.problem == str(problem))
+            .group_by(MeasurementRow.environment_digest, MeasurementRow.checkpoint)
+        )
+        query = (
+            select(MeasurementRow.environment, MeasurementRow.checkpoint)
+            .where(MeasurementRow.id.in_(newest))
+            .order_by(MeasurementRow.id)
+        )
+        return [
+            (Environment.model_validate(data), checkpoint)
+            for data, checkpoint in self._session.execute(query)
+        ]
+
     def count(self) -> int:
         """How many there are in all."""
         return self._session.scalar(select(func.count()).select_from(MeasurementRow)) or 0

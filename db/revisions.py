@@ -88,9 +88,16 @@ class RevisionRepository:
         gpu: str | None = None,
         problem: Problem | None = None,
         checkpoint: Checkpoint | None = None,
+        vllm: str | None = None,
+        environment: str | None = None,
         limit: int | None = None,
     ) -> list[Revision]:
-        """Those that fit, newest first."""
+        """Those that fit, newest first.
+
+        Args:
+            vllm: the environment's vLLM version.
+            environment: how the environment's digest begins.
+        """
         query = select(RevisionRow).order_by(RevisionRow.number.desc()).limit(limit)
         if gpu is not None:
             query = query.where(RevisionRow.gpu == gpu)
@@ -98,6 +105,10 @@ class RevisionRepository:
             query = query.where(RevisionRow.problem == str(problem))
         if checkpoint is not None:
             query = query.where(RevisionRow.checkpoint == checkpoint)
+        if vllm is not None:
+            query = query.where(RevisionRow.environment["vllm"].as_string() == vllm)
+        if environment is not None:
+            query = query.where(RevisionRow.environment_digest.startswith(environment, autoescape=True))
         return self._revisions(query)
 
     def current(self, gpu: str | None, channel: str) -> list[Revision]:

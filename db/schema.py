@@ -13,10 +13,19 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import SchemaItem
 
 from autotune.db.models import Base
-from autotune.vocabulary.errors import SchemaVersionError
+from autotune.vocabulary.errors import DatabaseError, SchemaVersionError
 
 VERSION_TABLE = "moe_autotune_version"
 """Not Alembic's default name: Optuna's storage brings that one into the same database."""
+
+OPTUNA_TABLES = frozenset(
+    {
+        "alembic_version", "version_info", "studies", "study_directions", "study_user_attributes",
+        "study_system_attributes", "trials", "trial_user_attributes", "trial_system_attributes",
+        "trial_params", "trial_values", "trial_intermediate_values", "trial_heartbeats",
+    }
+)  # fmt: skip
+"""Of Optuna's storage, which may share a database with ours."""
 
 _UPGRADE_LOCK = 0x6D6F6561  # "moea": any number that no other program takes as its advisory lock
 
@@ -67,6 +76,28 @@ def inspect_schema(connection: Connection) -> SchemaState:
             "Upgrade the package: pip install --upgrade moe-autotune.",
         )
     return SchemaState.CURRENT if found == newest else SchemaState.OLDER
+
+
+def foreign_tables(connection: Connection) -> list[str]:
+    """Names of tables that are neither ours nor Optuna's."""
+    names = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
+    # Without our version table, one of a name like ours is another program's too.
+    ours = frozenset() if inspect_schema(connection) is SchemaState.EMPTY else Base.metadata.tables.keys()
+    return sorted(names - ours - (OPTUNA_TABLES if "studies" in names else frozenset()))
+
+
+def refuse_foreign(connection: Connection) -> None:
+    """Refuse a database without our tables that another program uses: its URL may be a mistake.
+
+    Raises:
+        DatabaseError: naming the tables that are there.
+    """
+    if found := foreign_tables(connection):
+        listing = f"{', '.join(found[:5])}{' ...' if len(found) > 5 else ''}"
+        raise DatabaseError(
+            f"The database belongs to another program: it has tables ({listing}), but none of ours.",
+            "Name another with --db; to put our tables beside those, run `autotune db upgrade` on it.",
+        )
 
 
 def upgrade_schema(connection: Connection) -> bool:

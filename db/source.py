@@ -10,6 +10,7 @@ from autotune.db.revisions import Revision, RevisionRepository
 from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.table import PublishedTable, RoutingTable
 
+_GONE = "The stored table is not there."
 log = logging.getLogger(__name__)
 
 
@@ -29,7 +30,9 @@ class DatabaseSource:
         return self._database.name
 
     def tables(self, gpu: str | None, channel: str = "stable") -> list[PublishedTable]:
-        """Every current table of a channel, "none" included; a broken one is logged and left out.
+        """Every current table of a channel, "none" included.
+
+        One that does not match its digest is logged once and comes without its table, saying why in `broken`.
 
         Args:
             gpu: vLLM's device name; None for all.
@@ -45,26 +48,25 @@ class DatabaseSource:
                 missing = wanted - self._read.keys() - self._broken.keys()
             for digest, content in repository.contents(missing).items() if missing else ():
                 self._keep(digest, content)
-        return [published for r in revisions if (published := self._published(r, channel)) is not None]
+        return [self._published(r, channel) for r in revisions]
 
     def _keep(self, digest: str, content: dict[str, object]) -> None:
         try:
             table = RoutingTable.from_json_data({**content, "digest": digest})
         except TableError as error:
-            log.warning("table %s in %s is left out: %s", digest[:12], self.name, error)
+            log.warning("table %s in %s is broken: %s", digest[:12], self.name, error)
             with self._lock:
                 self._broken[digest] = error.message
             return
         with self._lock:
             self._read[digest] = table
 
-    def _published(self, revision: Revision, channel: str) -> PublishedTable | None:
-        table = None
+    def _published(self, revision: Revision, channel: str) -> PublishedTable:
+        table, broken = None, ""
         if revision.table_digest is not None:
             with self._lock:
                 table = self._read.get(revision.table_digest)
-            if table is None:
-                return None
+                broken = "" if table else self._broken.get(revision.table_digest, _GONE)
         return PublishedTable(
             problem=revision.problem,
             environment=revision.environment,
@@ -72,4 +74,5 @@ class DatabaseSource:
             revision=revision.number,
             channel=channel,
             table=table,
+            broken=broken,
         )

@@ -11,6 +11,7 @@ from autotune import __version__
 from autotune.db.engine import Database, open_database
 from autotune.db.source import DatabaseSource
 from autotune.server import dashboard, health, measurements, problems, revisions, routing, telemetry
+from autotune.server.head import Head
 from autotune.server.limits import BodyLimit
 from autotune.server.metrics import Metrics, Observed
 from autotune.server.settings import ServerSettings
@@ -54,5 +55,6 @@ def create_app(database: Database | str, settings: ServerSettings | None = None)
     for part in (routing, measurements, revisions, telemetry, health, dashboard):
         app.include_router(part.router)
     app.add_middleware(BodyLimit, limit=settings.body_limit)
+    app.add_middleware(Head)
     app.add_middleware(Observed, metrics=metrics)
     return app

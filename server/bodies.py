@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
+from autotune.db.strict_json import UnstorableError, read_json
+from autotune.server.texts import shortened
 from autotune.vocabulary.errors import UsageError
 
 M = TypeVar("M", bound=BaseModel)
@@ -25,11 +26,16 @@ async def json_body(request: Request) -> Any:
 
     Raises:
         UsageError: if it is no JSON.
+        MalformedBodyError: if it holds a value that cannot be stored.
     """
     body = await request.body()
     try:
-        return json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return read_json(body)
+    except UnstorableError as error:
+        raise MalformedBodyError(
+            f"The body cannot be stored: {error}.", "Nothing was stored; correct it and send all of it again."
+        ) from error
+    except ValueError as error:
         raise UsageError(f"The body is no JSON: {error}.", "Send application/json in UTF-8.") from error
 
 
@@ -46,12 +52,9 @@ def read_model(model: type[M], data: Any, where: str = "") -> M:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in (where, *first["loc"]) if str(part))
+        place = ".".join(shortened(str(part)) for part in (where, *first["loc"]) if str(part))
+        message = shortened(first["msg"], 500)
         raise MalformedBodyError(
-            f"{place or 'The body'}: {first['msg']} ({error.error_count()} errors in all).",
+            f"{shortened(place) or 'The body'}: {message} ({error.error_count()} errors in all).",
             "Nothing was stored; correct it and send all of it again.",
         ) from error
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -12,6 +13,9 @@ from autotune.server.bodies import MalformedBodyError, json_body, read_model
 from autotune.server.state import Shared, requires
 from autotune.vocabulary.measurement import Measurement
 
+AHEAD = timedelta(days=1)
+"""By how much a sender's clock may be ahead of ours."""
+_HINT = "Nothing was stored; correct it and send all of it again."
 router = APIRouter(tags=["measurements"])
 
 
@@ -40,9 +44,25 @@ def post_measurements(body: Annotated[Any, Depends(json_body)], shared: Shared) 
             f"{len(batch)} measurements are more than {shared.settings.batch_limit}.",
             "Send them in several requests.",
         )
-    read = [read_model(Measurement, item, f"measurements.{i}") for i, item in enumerate(batch)]
+    read = [_measurement(item, f"measurements.{i}") for i, item in enumerate(batch)]
     with shared.database.write() as session:
         new = MeasurementRepository(session).add_all(read)
     shared.metrics.measurements.labels("new").inc(new)
     shared.metrics.measurements.labels("known").inc(len(read) - new)
     return Stored(new=new, known=len(read) - new)
+
+
+def _measurement(item: dict[str, Any], where: str) -> Measurement:
+    measurement = read_model(Measurement, item, where)
+    if measurement.recorded_at > datetime.now(UTC) + AHEAD:
+        raise MalformedBodyError(
+            f"{where}.recorded_at: {measurement.recorded_at.isoformat()} lies in the future.",
+            f"Set the sender's clock. {_HINT}",
+        )
+    try:
+        measurement.digest  # noqa: B018
+        measurement.recorded_at.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        # A text such as "1e999" is a number too large that no JSON parser sees as one.
+        raise MalformedBodyError(f"{where}: it cannot be stored: {error}.", _HINT) from error
+    return measurement

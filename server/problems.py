@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from autotune.server.texts import over_http, shortened
 from autotune.vocabulary.errors import (
     AutotuneError,
     DatabaseError,
@@ -37,15 +38,20 @@ def of_error(error: AutotuneError) -> Response:
     """The answer to an error that was raised on purpose."""
     extra: dict[str, Any] = {}
     headers: dict[str, str] = {}
+    message = error.message
     if isinstance(error, ShapeError):
         extra = {"position": error.position, "grammar": error.grammar}
+        message = message.replace(repr(error.text), repr(shortened(error.text)))
     elif isinstance(error, UnknownNameError):
         extra = {"known": list(error.known), "nearest": error.nearest}
+        message = message.replace(repr(error.name), repr(shortened(error.name)))
     elif isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = 'Bearer realm="moe-autotune"'
     elif isinstance(error, DatabaseError):
         headers["Retry-After"] = "5"
-    return problem(error.http_status, error.title, error.message, error.hint, headers, **extra)
+    return problem(
+        error.http_status, error.title, over_http(message), over_http(error.hint), headers, **extra
+    )
 
 
 def install(app: FastAPI) -> None:
@@ -59,16 +65,16 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def of_framework(request: Request, error: HTTPException) -> Response:
-        hints = {
-            404: "GET / lists what there is.",
-            405: f"Allowed: {(error.headers or {}).get('Allow', '')}.",
-        }
+        headers = dict(error.headers or {})
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"
+        hints = {404: "GET / lists what there is.", 405: f"Allowed: {headers.get('Allow', '')}."}
         return problem(
             error.status_code,
             str(error.detail),
-            f"{request.method} {request.url.path}: {error.detail}.",
+            f"{shortened(request.method)} {shortened(request.url.path)}: {error.detail}.",
             hints.get(error.status_code, ""),
-            dict(error.headers or {}),
+            headers,
         )
 
     @app.exception_handler(Exception)

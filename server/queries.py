@@ -28,6 +28,8 @@ def _whole(value: object) -> object:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 ChannelName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+# Of a name that may not exist, more would only be echoed.
+GpuName = Annotated[str, Field(max_length=128)]
 Version = Annotated[str | None, Field(max_length=64)]
 
 
@@ -36,7 +38,7 @@ class GpuParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    gpu: str | None = Field(default=None, description="GPU: h200, or vLLM's name such as NVIDIA_H200")
+    gpu: GpuName | None = Field(default=None, description="GPU: h200, or vLLM's name such as NVIDIA_H200")
     channel: ChannelName = "stable"
 
 
@@ -46,7 +48,7 @@ class TableParameters(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     shape: str = Field(description="the layer: E=128,N=768,K=2048,topk=8,scheme=fp8_block128")
-    gpu: str = Field(description="GPU: h200, or vLLM's name such as NVIDIA_H200")
+    gpu: GpuName = Field(description="GPU: h200, or vLLM's name such as NVIDIA_H200")
     channel: ChannelName = "stable"
     checkpoint: Checkpoint | None = None
     match: Literal["exact", "compatible"] = "exact"
@@ -56,8 +58,10 @@ class TableParameters(BaseModel):
     triton: Version = None
     cuda: Version = None
     flashinfer: Version = None
-    dtype: str | None = Field(default=None, description="as in vLLM's file names: fp8_w8a8")
-    block_shape: str | None = Field(default=None, description="as in vLLM's file names: [128,128]")
+    dtype: str | None = Field(default=None, max_length=64, description="as in vLLM's file names: fp8_w8a8")
+    block_shape: str | None = Field(
+        default=None, max_length=64, description="as in vLLM's file names: [128,128]"
+    )
 
 
 class RoutingParameters(TableParameters):

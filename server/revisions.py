@@ -12,7 +12,7 @@ from autotune import publish as publishing
 from autotune.db.revisions import Revision, RevisionRepository
 from autotune.server.bodies import MalformedBodyError, json_body, read_model
 from autotune.server.parameters import documented, parameters
-from autotune.server.queries import Whole
+from autotune.server.queries import GpuName, Whole
 from autotune.server.state import Shared, requires
 from autotune.vocabulary.environment import Environment, gpu_name
 from autotune.vocabulary.errors import UsageError
@@ -27,7 +27,7 @@ Number = Annotated[str, Path(description="a revision's number")]
 class ListParameters(BaseModel):
     """Parameters of GET /revisions."""
 
-    gpu: str | None = None
+    gpu: GpuName | None = None
     shape: str | None = None
     limit: Whole = 100
 
@@ -85,7 +85,7 @@ def list_revisions(
 def post_revision(body: Annotated[Any, Depends(json_body)], shared: Shared, response: Response) -> Published:
     """Publish a table or "none". 201 with a new revision; 200 if the channel points at this table already."""
     asked = read_model(Publish, body)
-    table = RoutingTable.from_json_data(asked.table) if asked.table is not None else None
+    table = _table(asked.table) if asked.table is not None else None
     problem = asked.problem or (table.problem if table else None)
     environment = asked.environment or (table.environment if table else None)
     checkpoint = asked.checkpoint or (table.checkpoint if table else None)
@@ -133,8 +133,19 @@ def diff_revisions(before: Number, after: Number, shared: Shared) -> dict[str, A
     with shared.database.read() as session:
         repository = RevisionRepository(session)
         old, new = (repository.get(_number(number)) for number in (before, after))
+        publishing.check_comparable(old, new)
         rows = publishing.diff(repository.table(old), repository.table(new))
     return {"before": old.number, "after": new.number, "rows": rows}
+
+
+def _table(data: dict[str, Any]) -> RoutingTable:
+    try:
+        return RoutingTable.from_json_data(data)
+    except (ValueError, OverflowError) as error:
+        # A text such as "1e999" is a number too large that no JSON parser sees as one.
+        raise MalformedBodyError(
+            f"The table cannot be stored: {error}.", "Nothing was stored; send one that was not changed."
+        ) from error
 
 
 def _published(done: publishing.Publication) -> Published:

@@ -11,6 +11,7 @@ from autotune.server.etags import tagged_json
 from autotune.server.parameters import documented, parameters
 from autotune.server.queries import GpuParameters, RoutingParameters, TableParameters, build_query
 from autotune.server.state import Shared, State
+from autotune.server.texts import over_http
 from autotune.vocabulary.decide import decide, select_table
 from autotune.vocabulary.environment import gpu_name
 from autotune.vocabulary.errors import NotFoundError
@@ -30,6 +31,7 @@ def routing(
     decision = decide(tables, query, asked.tokens, source=f"service, channel {asked.channel}")
     if decision.reason is Miss.UNKNOWN_PROBLEM and not tables:
         decision = decision.model_copy(update={"detail": _nothing_published(shared, asked.channel)})
+    decision = decision.model_copy(update={"detail": over_http(decision.detail)})
     shared.metrics.decided(decision)
     return Response(decision.model_dump_json(), media_type="application/json")
 

@@ -78,6 +78,9 @@ def read_tokens(text: str) -> Tokens:
         entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     else:
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    if not entries:
+        # Set, so somebody means to let others write; a service that takes no writes is not what they want.
+        raise UsageError("AUTOTUNE_TOKENS is set but names no token.", FORM)
     return Tokens(_entry(position, entry) for position, entry in enumerate(entries, 1))
 
 

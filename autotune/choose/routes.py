@@ -143,8 +143,6 @@ def first_of_range(previous: Point | None, point: Point, candidate: Candidate) -
     """
     if previous is None:
         return point.tokens
-    if candidate == point.baseline:
-        return previous.tokens + 1
     if loses(previous, candidate) is False and loses(point, candidate) is False:
         return previous.tokens + 1
     return point.tokens

@@ -17,7 +17,7 @@ from autotune.choose.store import MeasurementStore
 from autotune.choose.study import TokenStudy, relative_time
 from autotune.measure.task import Runner, Task
 from autotune.vocabulary.candidate import BackendName, Candidate
-from autotune.vocabulary.errors import AutotuneError, NotFoundError, UsageError
+from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundError, UsageError
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import RoutingTable
@@ -276,6 +276,9 @@ class Sweep:
                     self.result.known += 1
                 self._remember(m)
                 yield m
+        except DatabaseError:
+            # What cannot be stored is lost: stop here rather than measure on for nothing.
+            raise
         except AutotuneError as error:
             self._skip(tokens, str(error))
 
@@ -290,13 +293,18 @@ class Sweep:
         return [m for m in self._done.values() if m.stage is Stage.FINAL]
 
     def _table(self) -> RoutingTable:
+        """The table of all evidence on record, this run's and earlier ones'."""
+        plan = self.plan
+        evidence = self.store.measurements(
+            plan.problem, environment=self.environment, checkpoint=plan.checkpoint, routing=plan.routing
+        )
         return build_table(
-            list(self._done.values()),
-            problem=self.plan.problem,
+            evidence,
+            problem=plan.problem,
             environment=self.environment,
-            checkpoint=self.plan.checkpoint,
-            margin=self.plan.margin,
-            routing=self.plan.routing,
+            checkpoint=plan.checkpoint,
+            margin=plan.margin,
+            routing=plan.routing,
         )
 
 

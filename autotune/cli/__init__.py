@@ -1,5 +1,20 @@
 """The command line. Each command's module is imported only when that command runs."""
 
-from autotune.cli.app import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted."""
+    try:
+        from autotune.cli.app import run
+
+        run()
+    except KeyboardInterrupt:
+        # Also while modules are still being imported, where no command can catch it.
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
 
 __all__ = ["main"]

@@ -32,20 +32,22 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(group, name="db")
 
 
-def open_for_command(db: str | None, *, create: bool = True) -> Database:
+def open_for_command(db: str | None, *, create: bool = True, adopt: bool = False) -> Database:
     """Open the database that `--db`, AUTOTUNE_DB or the default names; an older one is upgraded.
 
     Args:
         create: False refuses a SQLite file that does not exist: for commands that only read.
+        adopt: put our tables into a database that holds only another program's.
 
     Raises:
         MissingDependencyError: if SQLAlchemy or Alembic is not installed.
+        UsageError: if the URL is malformed.
         DatabaseError: if it cannot be opened.
     """
     require_packages()
     from autotune.db.engine import open_database
 
-    return open_database(db or Settings.from_env().db, create=create)
+    return open_database(db or Settings.from_env().db, create=create, adopt=adopt)
 
 
 def require_packages() -> None:
@@ -67,17 +69,26 @@ def _group() -> None:
 
 
 def upgrade(db: DatabaseOption = None) -> None:
-    """Create the database's tables, or bring an older database up to this release.
+    """Create the database's tables, or bring an older database up to this
+    release.
 
-    Every command does this by itself; run it to do it at a time of your choosing. It is safe beside other
-    processes, and a database that a newer release made is refused.
+    Commands that write (sweep, publish, serve) do this by themselves, and
+    those that read (revisions, diff, rollback) upgrade a database that is
+    there, but make none. Run it to do it at a time of your choosing. It is
+    safe beside other processes. A database that a newer release made is
+    refused. One that holds only another program's tables is refused by
+    every other command; this one puts ours beside them.
     """
-    from autotune.db.schema import VERSION_TABLE
+    require_packages()
+    from sqlalchemy import text
 
-    database = open_for_command(db)
-    with database:
-        from sqlalchemy import text
+    from autotune.db.schema import VERSION_TABLE, foreign_tables
 
+    with open_for_command(db, adopt=True) as database:
         with database.read() as session:
             version = session.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one()
+            foreign = foreign_tables(session.connection())
+        if foreign:
+            names = f"{', '.join(foreign[:5])}{' ...' if len(foreign) > 5 else ''}"
+            typer.echo(f"Another program's tables stand beside ours: {names}.", err=True)
         typer.echo(f"{database.name} is up to date (schema {version}).")

@@ -7,8 +7,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from autotune.cli.lines import labelled
+from autotune.cli.shipped import Shipped, shipped
 from autotune.vocabulary.catalogue import MODELS, resolve_model
 from autotune.vocabulary.model import Model
+
+EP_HELP = (
+    "Expert-parallel size: divides the experts over ranks; each expert stays whole, "
+    "so --tp no longer divides N."
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,26 +30,34 @@ def models(
             help="A name, a Hugging Face id of the list, or a path to a config.json.", show_default=False
         ),
     ] = None,
-    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size.")] = 1,
-    ep: Annotated[int, typer.Option("--ep", help="Expert-parallel size; experts then stay whole.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size: divides the intermediate size.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", help=EP_HELP)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the known models with their dimensions, scheme and source, or show one model.
+
+    `recorded` names the GPUs for which this installation holds recorded evidence, which `autotune sweep`
+    replays, and a starter table, which answers look-ups.
 
     A path to any Hugging Face config.json shows the problem that it comes to, or why it is refused.
     """
     shown = MODELS if model is None else (resolve_model(model),)
     # A listing shows layers as published; sizes that one model can be split into need not fit another.
     entries = [_entry(m, tp=tp, ep=ep) if model is not None else _entry(m) for m in shown]
+    recorded = shipped()
+    for m, entry in zip(shown, entries, strict=True):
+        entry["recorded"] = [r.to_json_data() for r in recorded.get(m.name, ())]
     if as_json:
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     if model is not None:
+        entries[0]["recorded"] = list(recorded.get(shown[0].name, ()))
         for key, value in entries[0].items():
             if value:
-                typer.echo(f"{key:<13} {', '.join(value) if isinstance(value, tuple) else value}")
+                text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+                typer.echo(labelled(key, text))
         return
-    _print_table(shown)
+    _print_table(shown, recorded)
 
 
 def _entry(model: Model, *, tp: int = 1, ep: int = 1) -> dict[str, Any]:
@@ -63,19 +78,21 @@ def _entry(model: Model, *, tp: int = 1, ep: int = 1) -> dict[str, Any]:
     }
 
 
-def _print_table(shown: tuple[Model, ...]) -> None:
+def _print_table(shown: tuple[Model, ...], recorded: dict[str, list[Shipped]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
     for heading in ("model", "E", "N", "K", "top-k", "activation", "scheme"):
         justify: Literal["left", "right"] = "right" if heading in ("E", "N", "K", "top-k") else "left"
-        table.add_column(heading, justify=justify, no_wrap=True)
+        table.add_column(heading, justify=justify, overflow="fold")
+    table.add_column("recorded", overflow="fold")
     for m in shown:
         sizes = (str(size) for size in (m.experts, m.intermediate, m.hidden, m.topk))
-        table.add_row(m.name, *sizes, m.act, m.scheme.value)
+        there = ", ".join(str(r) for r in recorded.get(m.name, ()))
+        table.add_row(m.name, *sizes, m.act, m.scheme.value, there)
     console = Console(highlight=False)
     console.print(table)
     for m in shown:
-        console.print(f"{m.name}: {m.title}. Source: {m.source}. {m.notes}".rstrip(), soft_wrap=True)
+        typer.echo(labelled(f"{m.name}:", f"{m.title}. Source: {m.source}. {m.notes}".rstrip(), indent=22))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import getpass
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from autotune.cli.database import DatabaseOption, open_for_command, require_packages
-from autotune.cli.publishing_lookup import find_problem, published_key
+from autotune.cli.publishing_files import number, read_sides, read_table
+from autotune.cli.publishing_lookup import asked_for, digest_prefix, find_problem, published_key, version
 from autotune.vocabulary.environment import gpu_name
-from autotune.vocabulary.errors import TableError, UsageError
+from autotune.vocabulary.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.publish import Publication
-    from autotune.vocabulary.table import RoutingTable
 
 Gpu = Annotated[str | None, typer.Option("--gpu", help="GPU: h200, or a full name such as NVIDIA_H200.")]
 Model = Annotated[
@@ -28,10 +28,18 @@ ExpertParallel = Annotated[int, typer.Option("--ep", help="Expert-parallel size,
 CheckpointName = Annotated[
     str | None, typer.Option("--checkpoint", help="fp8, compressed-tensors or unquantized.")
 ]
+Vllm = Annotated[str | None, typer.Option("--vllm", help="The environment's vLLM version, such as 0.25.1.")]
+EnvironmentDigest = Annotated[
+    str | None,
+    typer.Option("--environment", help="How the environment's digest begins, as `revisions` shows it."),
+]
 Channel = Annotated[str, typer.Option("--channel", help="The pointer to move, such as stable or canary.")]
 Author = Annotated[str | None, typer.Option("--author", help="Who does it. Default: your account's name.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, in one line; kept with the revision.")]
+Reason = Annotated[
+    str, typer.Option("--reason", help="Why, in one line; kept with the revision.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_KEY = {"problem", "environment", "checkpoint"}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -41,11 +49,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def publish(
+    reason: Reason,
     file: Annotated[
         Path | None, typer.Argument(help="A table, as `autotune table export` writes it.")
     ] = None,
     none: Annotated[bool, typer.Option("--none", help='Publish "none": nothing is to be applied.')] = False,
-    reason: Reason = "",
     author: Author = None,
     channel: Channel = "stable",
     gpu: Gpu = None,
@@ -54,21 +62,33 @@ def publish(
     tp: TensorParallel = 1,
     ep: ExpertParallel = 1,
     checkpoint: CheckpointName = None,
+    vllm: Vllm = None,
+    environment: EnvironmentDigest = None,
     db: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
     """Make a numbered, immutable revision of a table and point a channel at it.
 
-    [dim]autotune publish table.json --reason "swept on the new driver"[/]
+    A revision is never changed. A channel (stable, canary, or any name you
+    choose) is a pointer, one for each layer, GPU and set of versions; vLLM
+    applies what the channel that it reads (stable by default) points at. So
+    try a table out in a channel of its own, then publish it to stable;
+    `autotune rollback` points back.
 
-    With --none, --gpu and --model or --shape say for what nothing is to be applied any more.
+    [dim]autotune publish table.json --channel canary --reason "swept on the new driver"[/]
+
+    With --none, --gpu and --model or --shape say for what nothing is to be
+    applied any more, and --vllm or --environment in which of several
+    environments.
+
+    [dim]autotune publish --none --gpu h200 --model qwen-moe-fp8 --vllm 0.26.0 --reason "wrong answers"[/]
     """
     if none == (file is not None):
         raise UsageError("Name a table file, or --none, but not both.", "See `autotune publish --help`.")
-    if file is not None and (gpu or model or shape or checkpoint):
+    if file is not None and (gpu or model or shape or checkpoint or vllm or environment):
         raise UsageError(
-            "A table file says its own GPU, shape and checkpoint.",
-            "Leave out --gpu, --model, --shape and --checkpoint.",
+            "A table file says its own GPU, shape, checkpoint and versions.",
+            "Leave out --gpu, --model, --shape, --checkpoint, --vllm and --environment.",
         )
     require_packages()
     from autotune.publish import check_texts
@@ -76,18 +96,18 @@ def publish(
 
     author = author or _account()
     check_texts(author, reason, channel)
-    table = _read_table(file) if file is not None else None
+    table = read_table(file) if file is not None else None
+    asked = None
+    if table is None:
+        asked = asked_for(gpu, model, shape, tp, ep, checkpoint, vllm, environment)
     with open_for_command(db) as database:
-        if table is not None:
-            key: dict[str, Any] = {
-                "problem": table.problem,
-                "environment": table.environment,
-                "checkpoint": table.checkpoint,
-            }
-        else:
-            key = published_key(database, gpu, model, shape, tp, ep, checkpoint, channel)
+        of = table if asked is None else published_key(database, asked, channel, "none")
+        assert of is not None
         with database.write() as session:
-            done = publish_table(session, table, **key, author=author, reason=reason, channel=channel)
+            done = publish_table(
+                session, table, problem=of.problem, environment=of.environment, checkpoint=of.checkpoint,
+                author=author, reason=reason, channel=channel,
+            )  # fmt: skip
         _report(done, as_json)
 
 
@@ -97,52 +117,80 @@ def revisions(
     shape: Shape = None,
     tp: TensorParallel = 1,
     ep: ExpertParallel = 1,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, newest first.")] = 50,
+    vllm: Vllm = None,
+    environment: EnvironmentDigest = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=100_000, help="At most this many, newest first.")
+    ] = 50,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Whole reasons and times, however wide that gets.")
+    ] = False,
     db: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """List what was published, newest first, and which channels point at it."""
+    """List what was published, newest first, and which channels point at it.
+
+    Revisions of one layer and environment stand together. Reasons are cut
+    to the width of the terminal, or of COLUMNS; --wide and --json have the
+    whole of them.
+    """
     require_packages()
     from autotune.publish import revisions as list_revisions
 
     problem = find_problem(model, shape, tp, ep)[0] if model or shape else None
     name = gpu_name(gpu) if gpu else None
     with open_for_command(db, create=False) as database, database.read() as session:
-        found = list_revisions(session, gpu=name, problem=problem, limit=limit)
+        found = list_revisions(
+            session, gpu=name, problem=problem, vllm=version(vllm), environment=digest_prefix(environment),
+            limit=limit,
+        )  # fmt: skip
     if as_json:
         typer.echo(json.dumps({"revisions": [r.model_dump(mode="json") for r in found]}, indent=2))
         return
     from autotune.cli.publishing_views import print_revisions
 
-    print_revisions(found)
+    print_revisions(found, wide=wide)
 
 
 def diff(
-    before: Annotated[str, typer.Argument(help="A revision's number, or a table file.")],
-    after: Annotated[str, typer.Argument(help="A revision's number, or a table file.")],
+    before: Annotated[str, typer.Argument(help="A revision's number, a table file, or none.")],
+    after: Annotated[str, typer.Argument(help="A revision's number, a table file, or none.")],
     db: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show, range by range of token counts, what another revision runs instead."""
+    """Show, range by range of token counts, what another revision runs
+    instead.
+
+    Both must be for one layer and GPU; their versions and checkpoint
+    formats may differ.
+    """
     require_packages()
+    from autotune.publish import check_comparable
     from autotune.publish import diff as compare
 
-    old, new = _sides((before, after), db)
-    rows = compare(old, new)
+    old, new = read_sides(before, after, db)
+    check_comparable(old.key, new.key)
+    rows = compare(old.table, new.table)
     if as_json:
-        data = {"before": before, "after": after, "rows": [row.model_dump(mode="json") for row in rows]}
+        data = {
+            "before": before,
+            "after": after,
+            "before_of": old.key.model_dump(mode="json", include=_KEY) if old.key else None,
+            "after_of": new.key.model_dump(mode="json", include=_KEY) if new.key else None,
+            "rows": [row.model_dump(mode="json") for row in rows],
+        }
         typer.echo(json.dumps(data, indent=2))
         return
     from autotune.cli.publishing_views import print_diff
 
-    print_diff(before, after, rows)
+    print_diff((before, old.key), (after, new.key), rows)
 
 
 def rollback(
+    reason: Reason,
     to: Annotated[
         str | None, typer.Option("--to", help="A revision's number, or none. Default: the one before.")
     ] = None,
-    reason: Reason = "",
     author: Author = None,
     channel: Channel = "stable",
     gpu: Gpu = None,
@@ -151,21 +199,38 @@ def rollback(
     tp: TensorParallel = 1,
     ep: ExpertParallel = 1,
     checkpoint: CheckpointName = None,
+    vllm: Vllm = None,
+    environment: EnvironmentDigest = None,
     db: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Point a channel back at the revision before, at a given one, or at "none"."""
+    """Point a channel back at the revision before, at a given one, or at
+    "none".
+
+    Each layer, GPU and set of versions has channels of its own (stable,
+    canary, or any name you choose), which point at one revision each; vLLM
+    applies what its channel points at. Rolling back moves that pointer, and
+    the move is kept with its author and reason; no revision is changed.
+    Where the layer is published for several versions, --vllm or
+    --environment says which one is meant.
+
+    [dim]autotune rollback --gpu h200 --model qwen-moe-fp8 --reason "slower in production"[/]
+    """
     require_packages()
     from autotune.publish import check_texts
     from autotune.publish import rollback as roll_back
 
     author = author or _account()
     check_texts(author, reason, channel)
-    target: int | Literal["none"] | None = None if to is None else "none" if to == "none" else _number(to)
+    target: int | Literal["none"] | None = None if to is None else "none" if to == "none" else number(to)
+    asked = asked_for(gpu, model, shape, tp, ep, checkpoint, vllm, environment)
     with open_for_command(db, create=False) as database:
-        key = published_key(database, gpu, model, shape, tp, ep, checkpoint, channel, revision=target)
+        of = published_key(database, asked, channel, target)
         with database.write() as session:
-            done = roll_back(session, **key, to=target, author=author, reason=reason, channel=channel)
+            done = roll_back(
+                session, problem=of.problem, environment=of.environment, checkpoint=of.checkpoint,
+                to=target, author=author, reason=reason, channel=channel,
+            )  # fmt: skip
         _report(done, as_json)
 
 
@@ -187,37 +252,6 @@ def _report(done: Publication, as_json: bool) -> None:
         return
     before = f" It was at revision {done.previous}." if done.previous is not None else ""
     typer.echo(f"{done.channel} of {about} points at revision {revision.number} ({what}).{before}")
-
-
-def _sides(names: tuple[str, str], db: str | None) -> list[RoutingTable | None]:
-    if not any(name.isdecimal() for name in names):
-        return [_read_table(Path(name)) for name in names]
-    from autotune.db.revisions import RevisionRepository
-
-    with open_for_command(db, create=False) as database, database.read() as session:
-        repository = RevisionRepository(session)
-        return [
-            repository.table(repository.get(_number(name))) if name.isdecimal() else _read_table(Path(name))
-            for name in names
-        ]
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
-        raise UsageError(f"{text!r} is no revision number.", "List them with `autotune revisions`.")
-    return int(text)
-
-
-def _read_table(path: Path) -> RoutingTable:
-    from autotune.vocabulary.table import RoutingTable
-
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Name a table file.") from error
-    except ValueError as error:
-        raise TableError(f"{path} is no JSON: {error}.", "Export it with `autotune table export`.") from error
-    return RoutingTable.from_json_data(data)
 
 
 def _account() -> str:

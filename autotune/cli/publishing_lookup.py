@@ -1,64 +1,141 @@
-"""Which published thing the options `--gpu`, `--model` or `--shape` and `--checkpoint` mean."""
+"""Which published thing the options `--gpu`, `--model` or `--shape`, `--checkpoint`, `--vllm` and
+`--environment` mean."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from autotune.vocabulary.environment import gpu_name
 from autotune.vocabulary.errors import ConflictError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from autotune.db.engine import Database
-    from autotune.db.revisions import Revision
+    from autotune.db.engine import Database, ReadSession
+    from autotune.db.revisions import Key
     from autotune.vocabulary.measurement import Checkpoint
     from autotune.vocabulary.problem import Problem
 
 
-def published_key(
-    database: Database, gpu: str | None, model: str | None, shape: str | None, tp: int, ep: int,
-    checkpoint: str | None, channel: str, revision: int | Literal["none"] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The problem, environment and checkpoint that the options name among what was published."""
-    from autotune.db.revisions import RevisionRepository
+@dataclass(frozen=True)
+class Asked:
+    """What the options say.
 
+    Args:
+        environment: how the environment's digest begins, in lower-case hexadecimal.
+    """
+
+    gpu: str
+    problem: Problem
+    checkpoint: Checkpoint | None
+    vllm: str | None
+    environment: str | None
+
+    def fits(self, key: Key) -> bool:
+        """Whether a key is one that the options allow."""
+        from autotune.db.keys import environment_digest
+
+        return (
+            (key.problem, key.environment.gpu) == (self.problem, self.gpu)
+            and self.checkpoint in (None, key.checkpoint)
+            and self.vllm in (None, key.environment.vllm)
+            and (self.environment is None or environment_digest(key.environment).startswith(self.environment))
+        )
+
+    def __str__(self) -> str:
+        further = {"checkpoint": self.checkpoint, "vllm": self.vllm, "environment": self.environment}
+        named = "".join(f", {name} {value}" for name, value in further.items() if value)
+        return f"{self.problem} on {self.gpu}{named}"
+
+
+def asked_for(
+    gpu: str | None, model: str | None, shape: str | None, tp: int, ep: int, checkpoint: str | None,
+    vllm: str | None, environment: str | None,
+) -> Asked:  # fmt: skip
+    """Read the options.
+
+    Raises:
+        UsageError: for one that is missing or does not parse.
+    """
     if not gpu:
         raise UsageError("--gpu is missing.", "Say for which GPU, such as --gpu h200.")
     problem, of_model = find_problem(model, shape, tp, ep)
-    name = gpu_name(gpu)
     wanted = _checkpoint(checkpoint) or of_model
+    return Asked(gpu_name(gpu), problem, wanted, version(vllm), digest_prefix(environment))
+
+
+def published_key(
+    database: Database, asked: Asked, channel: str, revision: int | Literal["none"] | None = None
+) -> Key:
+    """The problem, environment and checkpoint that the options name.
+
+    Args:
+        revision: a number: that of the revision; None: what the channel points at now; `none`: that, or
+            else any environment in which the problem was published or measured, since a channel that
+            points nowhere yet can be told that nothing is to be applied.
+
+    Raises:
+        NotFoundError: if nothing fits.
+        UsageError: if several do, with what tells them apart.
+        ConflictError: if the revision is of something else.
+    """
+    from autotune.db.revisions import RevisionRepository
+
     with database.read() as session:
         repository = RevisionRepository(session)
         if isinstance(revision, int):
-            found = [repository.get(revision)]
-        else:
-            found = [r for r in repository.current(name, channel) if r.problem == problem]
-    found = [r for r in found if wanted is None or r.checkpoint == wanted]
+            one = repository.get(revision)
+            if not asked.fits(one):
+                raise ConflictError(
+                    f"Revision {one.number} is for {one.problem} on {one.environment}, checkpoint "
+                    f"{one.checkpoint}, not for {asked}.",
+                    "List the fitting ones with `autotune revisions`.",
+                )
+            return one
+        found = _fitting(asked, repository.current(asked.gpu, channel))
+        if not found and revision == "none":
+            found = _fitting(asked, _known(session, asked))
     if not found:
         raise NotFoundError(
-            f"Nothing is published for {problem} on {name} in channel {channel!r}.",
+            f"Nothing is published for {asked} in channel {channel!r}.",
             "See what is with `autotune revisions`.",
         )
     if len(found) > 1:
-        raise _ambiguous(found)
-    (one,) = found
-    if one.problem != problem or one.environment.gpu != name:
-        raise ConflictError(
-            f"Revision {one.number} is for {one.problem} on {one.environment.gpu}, "
-            f"not for {problem} on {name}.",
-            "List the fitting ones with `autotune revisions`.",
+        raise UsageError(
+            f"Several tables fit: {'; '.join(described(key) for key in found)}.",
+            "Narrow it with --checkpoint, --vllm or --environment (how its digest begins).",
         )
-    return {"problem": one.problem, "environment": one.environment, "checkpoint": one.checkpoint}
+    return found[0]
 
 
-def _ambiguous(found: list[Revision]) -> UsageError:
-    listing = "; ".join(f"revision {r.number}: {r.checkpoint}, {r.environment}" for r in found)
-    return UsageError(
-        f"Several tables fit: {listing}.",
-        "Narrow it with --checkpoint, or roll back by number with --to N.",
-    )
+def described(key: Key) -> str:
+    """A key's checkpoint and environment, with what `--environment` takes."""
+    from autotune.db.keys import environment_digest
+
+    return f"{key.checkpoint}, {key.environment}, environment {environment_digest(key.environment)[:8]}"
+
+
+def _known(session: ReadSession, asked: Asked) -> Iterable[Key]:
+    from autotune.db.measurements import MeasurementRepository
+    from autotune.db.revisions import Key, RevisionRepository
+
+    yield from RevisionRepository(session).newest(gpu=asked.gpu, problem=asked.problem)
+    for environment, checkpoint in MeasurementRepository(session).environments(asked.gpu, asked.problem):
+        yield Key(problem=asked.problem, environment=environment, checkpoint=checkpoint)
+
+
+def _fitting(asked: Asked, keys: Iterable[Key]) -> list[Key]:
+    distinct = {tuple(key.columns().values()): key for key in keys if asked.fits(key)}
+    return list(distinct.values())
 
 
 def find_problem(model: str | None, shape: str | None, tp: int, ep: int) -> tuple[Problem, Checkpoint | None]:
+    """The layer that --model or --shape names, and the checkpoint format that a model has.
+
+    Raises:
+        UsageError: if not exactly one of both is given, or one does not parse.
+    """
     from autotune.vocabulary.problem import Problem
 
     if (model is None) == (shape is None):
@@ -68,6 +145,34 @@ def find_problem(model: str | None, shape: str | None, tp: int, ep: int) -> tupl
     from autotune.vocabulary.catalogue import resolve_problem
 
     return resolve_problem(str(model), tp=tp, ep=ep)
+
+
+def version(text: str | None) -> str | None:
+    """A library's version as environments state it, without a local part such as `+cu130`.
+
+    Raises:
+        UsageError: if it is empty.
+    """
+    if text is None:
+        return None
+    bare = text.strip().split("+")[0]
+    if not bare or not bare.isprintable():
+        raise UsageError(f"{text!r} is no version of vLLM.", "Write it like --vllm 0.25.1.")
+    return bare
+
+
+def digest_prefix(text: str | None) -> str | None:
+    """How an environment's digest begins.
+
+    Raises:
+        UsageError: if it is no hexadecimal of 4 to 64 digits.
+    """
+    if text is not None and not re.fullmatch(r"[0-9a-fA-F]{4,64}", text):
+        raise UsageError(
+            f"{text[:80]!r} is no beginning of an environment's digest.",
+            "Copy at least 4 of its digits from `autotune revisions`.",
+        )
+    return text.lower() if text is not None else None
 
 
 def _checkpoint(text: str | None) -> Checkpoint | None:

@@ -5,51 +5,98 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 
-from autotune.db.revisions import Revision
+from autotune.db.keys import environment_digest
+from autotune.db.revisions import Key, Revision
 from autotune.publish import DiffRow, Side
 
+_HEADINGS = ("revision", "date", "channels", "table", "author", "reason")
 
-def print_revisions(revisions: Sequence[Revision]) -> None:
-    """One line a revision; channels that point at it are named."""
+
+def print_revisions(revisions: Sequence[Revision], *, wide: bool = False) -> None:
+    """A heading for each layer and environment, and one line a revision; the newest first.
+
+    Args:
+        wide: whole reasons and the time of day, however wide that gets. Otherwise the reason is cut to
+            what the terminal (or COLUMNS) leaves.
+    """
     if not revisions:
         Console(stderr=True).print("Nothing is published yet. Publish a table with `autotune publish FILE`.")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("revision", justify="right")
-    for heading in ("channels", "gpu", "problem", "checkpoint", "table", "author", "when (UTC)", "reason"):
-        table.add_column(heading, overflow="fold")
-    for r in revisions:
-        table.add_row(
-            str(r.number), ", ".join(r.channels), r.environment.gpu, str(r.problem), r.checkpoint,
-            r.table_digest[:12] if r.table_digest else "none", r.author,
-            f"{r.created_at:%Y-%m-%d %H:%M}", r.reason,
-        )  # fmt: skip
-    _console().print(table)
+    console = _console()
+    rows = {r.number: _cells(r, wide) for r in revisions}
+    # Rich's tables shrink every column alike; here only the reason may lose anything.
+    widths = [max(cell_len(cells[i]) for cells in (_HEADINGS, *rows.values())) for i in range(5)]
+    room = None if wide else max(console.width - sum(widths) - 2 * len(widths), 8)
+    groups: dict[tuple[str, ...], list[Revision]] = {}
+    for revision in revisions:
+        groups.setdefault(tuple(revision.columns().values()), []).append(revision)
+    for position, group in enumerate(groups.values()):
+        if position:
+            console.print()
+        print_layer(group[0], console)
+        for cells in (_HEADINGS, *(rows[r.number] for r in group)):
+            *fixed, reason = cells
+            line = [set_cell_size(cell, width) for cell, width in zip(fixed, widths, strict=True)]
+            console.print("  ".join([*line, cut(reason, room)]).rstrip(), soft_wrap=True)
 
 
-def print_diff(before: str, after: str, rows: Sequence[DiffRow]) -> None:
-    """One line a range of token counts; ranges where another thing runs are marked."""
+def cut(text: str, room: int | None) -> str:
+    """A text in at most `room` terminal cells; one that was cut ends in `...`."""
+    if room is None or cell_len(text) <= room:
+        return text
+    return f"{set_cell_size(text, room - 3).rstrip()}..."
+
+
+def _cells(r: Revision, wide: bool) -> tuple[str, ...]:
+    most = None if wide else 14
+    return (
+        f"{r.number:>{len(_HEADINGS[0])}}",
+        f"{r.created_at:%Y-%m-%d %H:%M}" if wide else f"{r.created_at:%Y-%m-%d}",
+        cut(",".join(r.channels), most),
+        r.table_digest[:12] if r.table_digest else "none",
+        cut(r.author, most and 10),
+        r.reason,
+    )
+
+
+def print_layer(key: Key, console: Console, before: str = "") -> None:
+    """What a revision is for, in two lines."""
+    console.print(f"{before}{key.problem} on {key.environment.gpu}, {key.checkpoint}", soft_wrap=True)
+    versions = key.environment.model_dump(exclude={"gpu"}, exclude_none=True)
+    listing = ", ".join(f"{name} {value}" for name, value in versions.items() if name != "capability")
+    digest = environment_digest(key.environment)[:8]
+    console.print(f"  {listing or 'no versions'}, environment {digest}", soft_wrap=True)
+
+
+def print_diff(
+    before: tuple[str, Key | None], after: tuple[str, Key | None], rows: Sequence[DiffRow]
+) -> None:
+    """What both sides are for, then one line a range of token counts; those that run another thing marked."""
+    console = _console()
+    for heading, (name, key) in (("before", before), ("after", after)):
+        if key is None:
+            console.print(f"{heading} ({name}): nothing is applied")
+        else:
+            print_layer(key, console, f"{heading} ({name}): ")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("")
-    table.add_column(f"before ({before})", overflow="fold")
-    table.add_column(f"after ({after})", overflow="fold")
+    table.add_column("before", overflow="fold")
+    table.add_column("after", overflow="fold")
     for row in rows:
         tokens = str(row.last) if row.first == row.last else f"{row.first}..{row.last}"
         table.add_row(tokens, "*" if row.changed else "", _side(row.before), _side(row.after))
-    console = _console()
     console.print(table)
     changed = sum(row.changed for row in rows)
     console.print(f"{changed} of {len(rows)} ranges run something else (marked *).")
 
 
 def _console() -> Console:
-    # A pipe has no width of its own, and cutting names at 80 columns would lose them.
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=200)
+    return Console(highlight=False, markup=False)
 
 
 def _side(side: Side) -> str:

@@ -20,10 +20,22 @@ Ep = Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size, with
 CheckpointOption = Annotated[
     str | None, typer.Option("--checkpoint", help="fp8, compressed-tensors or unquantized.")
 ]
-TableOption = Annotated[Path | None, typer.Option("--table", help="Read this file or folder.")]
-Url = Annotated[str | None, typer.Option("--url", help="Ask this service.")]
-Db = Annotated[str | None, typer.Option("--db", help="Read this database (SQLAlchemy URL).")]
-Channel = Annotated[str | None, typer.Option("--channel", help="Default: stable.")]
+TableOption = Annotated[
+    Path | None,
+    typer.Option("--table", help="Read this file or folder. Without --table, --url and --db: see above."),
+]
+Url = Annotated[str | None, typer.Option("--url", help="Ask this service, instead of --table or --db.")]
+Db = Annotated[
+    str | None,
+    typer.Option("--db", help="Read this database (SQLAlchemy URL), instead of --table or --url."),
+]
+TargetDb = Annotated[
+    str | None, typer.Option("--db", help="SQLAlchemy URL. Default: AUTOTUNE_DB, or sqlite:///autotune.db.")
+]
+Channel = Annotated[
+    str | None,
+    typer.Option("--channel", help="Of a service or database. Default: AUTOTUNE_CHANNEL, or stable."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 table_app = typer.Typer(no_args_is_help=True, help="Show, export, import and check routing tables.")
@@ -41,7 +53,8 @@ def route(
     model: Model = None,
     shape: Shape = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", min=1, help="Also name the best single backend.")
+        int | None,
+        typer.Option("--concurrency", min=1, max=1_000_000, help="Also name the best single backend."),
     ] = None,
     tp: Tp = 1,
     ep: Ep = 1,
@@ -54,9 +67,10 @@ def route(
 ) -> None:
     """Say what to run for a token count, and why.
 
-    Sources in this order: --table, --url, --db (autotune.db here, if it exists), the starter tables.
+    Source: one of --table, --url, --db; else AUTOTUNE_TABLE, AUTOTUNE_URL, AUTOTUNE_DB in this order; else
+    autotune.db in this folder, if it has a published table for this; else the starter tables.
     """
-    from autotune.cli.routing_sources import read_source, select, wanted
+    from autotune.cli.routing_sources import Sources, read_source, select, wanted
     from autotune.vocabulary.decide import Query, decide_selected
     from autotune.vocabulary.errors import UsageError
     from autotune.vocabulary.traffic import TrafficProfile
@@ -64,7 +78,7 @@ def route(
     if tokens < 1:
         raise UsageError(f"--tokens must be at least 1, not {tokens}.", "Give the rows entering the layer.")
     want = wanted(gpu, model, shape, tp, ep, checkpoint)
-    snapshot = read_source(want.gpu, table, url, db, channel)
+    snapshot = read_source(want, Sources(table, url, db, channel))
     _report(snapshot)
     assert want.problem is not None
     profile = TrafficProfile.concurrency(concurrency) if concurrency else None
@@ -86,13 +100,17 @@ def show(
     checkpoint: CheckpointOption = None, table: TableOption = None, url: Url = None, db: Db = None,
     channel: Channel = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Print a routing table: one line for each range of token counts."""
-    from autotune.cli.routing_sources import one_table, read_source, wanted
+    """Print a routing table: for each range of token counts what runs, how fast, and against what.
+
+    Source: one of --table, --url, --db; else AUTOTUNE_TABLE, AUTOTUNE_URL, AUTOTUNE_DB in this order; else
+    autotune.db in this folder, if it has a published table for this; else the starter tables.
+    """
+    from autotune.cli.routing_sources import Sources, one_table, read_source, wanted
     from autotune.cli.routing_views import print_table
     from autotune.vocabulary.wire import encode_published
 
     want = wanted(gpu, model, shape, tp, ep, checkpoint)
-    snapshot = read_source(want.gpu, table, url, db, channel)
+    snapshot = read_source(want, Sources(table, url, db, channel))
     _report(snapshot)
     published = one_table(snapshot, want)
     if as_json:
@@ -114,14 +132,17 @@ def export(
     """Write a table as JSON, or tables as files for vLLM's VLLM_TUNED_CONFIG_FOLDER.
 
     Without --model or --shape, `--format vllm` writes all of the GPU's tables.
+
+    Source: one of --table, --url, --db; else AUTOTUNE_TABLE, AUTOTUNE_URL, AUTOTUNE_DB in this order; else
+    autotune.db in this folder, if it has a published table for this; else the starter tables.
     """
-    from autotune.cli.routing_sources import one_table, read_source, wanted
+    from autotune.cli.routing_sources import Sources, one_table, read_source, wanted
     from autotune.vocabulary.errors import UnknownNameError
 
     if output_format not in ("json", "vllm"):
         raise UnknownNameError("format", output_format, ("json", "vllm"))
     want = wanted(gpu, model, shape, tp, ep, checkpoint, required=output_format == "json")
-    snapshot = read_source(want.gpu, table, url, db, channel)
+    snapshot = read_source(want, Sources(table, url, db, channel))
     _report(snapshot)
     if output_format == "json":
         text = json.dumps(one_table(snapshot, want).table.to_json_data(), indent=2) + "\n"
@@ -141,7 +162,7 @@ def export(
 @table_app.command("import")
 def import_file(
     file: Annotated[Path, typer.Argument(help="A table's JSON, or a vLLM tuned-config file.")],
-    db: Db = None,
+    db: TargetDb = None,
     channel: Channel = None,
     author: Annotated[str | None, typer.Option("--author", help="Default: the user's name.")] = None,
     reason: Annotated[str | None, typer.Option("--reason", help="Default: names the file.")] = None,
@@ -150,17 +171,16 @@ def import_file(
 
     A vLLM file tells neither K nor top-k nor how it was measured, so nothing can be routed by it.
     """
-    import getpass
-
-    from autotune.cli.routing_import import publish_file, show_vllm_config
+    from autotune.cli.routing_import import publish_file, show_vllm_config, user_name
+    from autotune.client.lint import is_file
     from autotune.vocabulary.errors import UsageError
 
-    if not file.is_file():
+    if not is_file(file):
         raise UsageError(f"There is no file {file}.", "Name a table's JSON or a vLLM config file.")
     if file.name.startswith("E="):
         show_vllm_config(file)
         return
-    publish_file(file, db, channel, author or getpass.getuser(), reason or f"imported from {file.name}")
+    publish_file(file, db, channel, author or user_name(), reason or f"imported from {file.name}")
 
 
 @table_app.command("lint")
@@ -194,7 +214,7 @@ def _write(path: Path, text: str) -> None:
     from autotune.client.cache import write_atomically
     from autotune.vocabulary.errors import AutotuneError
 
-    problem = write_atomically(path, text)
+    problem = write_atomically(path, text, private=False)
     if problem:
         raise AutotuneError(f"{problem}.", "Choose another place with --out.")
     typer.echo(f"wrote {path}", err=True)

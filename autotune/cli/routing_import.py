@@ -7,11 +7,24 @@ from pathlib import Path
 
 import typer
 
-from autotune.client.lint import lint_vllm_config
+from autotune.cli.routing_sources import CHANNEL_HINT
+from autotune.client.addresses import channel_fault
+from autotune.client.lint import vllm_config_doubts, vllm_config_faults
+from autotune.client.snapshot import joined
 from autotune.client.sources import read_file
-from autotune.vocabulary.errors import TableError
+from autotune.vocabulary.errors import TableError, UsageError
 from autotune.vocabulary.problem import PartialProblem
 from autotune.vocabulary.settings import Settings
+
+
+def user_name() -> str:
+    """Who imports; `unknown` where the user has no name, as in many containers."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
 
 
 def publish_file(file: Path, db: str | None, channel: str | None, author: str, reason: str) -> None:
@@ -27,8 +40,10 @@ def publish_file(file: Path, db: str | None, channel: str | None, author: str, r
 
     tables, broken = read_file(file)
     if broken:
-        raise TableError(f"{file}: {'; '.join(broken)}.", "Nothing was published; export the file again.")
+        raise TableError(f"{file}: {joined(broken)}.", "Nothing was published; export the file again.")
     settings = Settings.from_env()
+    if fault := channel_fault(channel or settings.channel):
+        raise UsageError(f"{fault}.", CHANNEL_HINT)
     with open_database(db or settings.db) as database, database.write() as session:
         done = [
             publish(
@@ -57,12 +72,14 @@ def show_vllm_config(file: Path) -> None:
         raise TableError(
             f"{file} cannot be read: {error}.", "vLLM would fail on it; remove or mend it."
         ) from error
-    findings = lint_vllm_config(file.name, data)
-    for finding in findings:
-        typer.echo(f"warning: {finding}", err=True)
+    faults = vllm_config_faults(data)
+    if faults:
+        raise TableError(f"{file}: {joined(faults)}.", "vLLM would fail on it; remove or mend it.")
+    for doubt in vllm_config_doubts(data):
+        typer.echo(f"warning: {doubt}", err=True)
     block = f", block_shape={list(partial.block_shape)}" if partial.block_shape else ""
     typer.echo(f"E={partial.E}, N={partial.N}, {partial.device_name}, dtype={partial.dtype or 'bf16'}{block}")
-    for count, config in data.items() if isinstance(data, dict) else ():
+    for count, config in data.items():
         typer.echo(f"{count:>8} {json.dumps(config)}")
     typer.echo(
         "Nothing is stored: the file tells neither K nor top-k. Sweep with `autotune sweep`.", err=True

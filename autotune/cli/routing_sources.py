@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from autotune.client import Snapshot
+from autotune.client.addresses import address_fault, channel_fault, shown
 from autotune.vocabulary.decide import Query, Selection, select_table
 from autotune.vocabulary.environment import gpu_name
-from autotune.vocabulary.errors import NotFoundError, TableError, UsageError
+from autotune.vocabulary.errors import (
+    MissingDependencyError,
+    NotFoundError,
+    TableError,
+    UnknownNameError,
+    UsageError,
+)
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.settings import DEFAULT_DB, Settings
 from autotune.vocabulary.table import Miss
 
+if TYPE_CHECKING:
+    from autotune.db.engine import Database
+
+CHANNEL_HINT = "Use lower-case letters, digits, '.', '_' and '-', such as stable or canary."
+DEFAULT_FILE = Path("autotune.db")
+
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the options `--gpu`, `--model` or `--shape` name."""
+    """What the options `--gpu`, `--model` or `--shape` name; no problem means all of the GPU's."""
 
     gpu: str
     problem: Problem | None
     checkpoint: Checkpoint | None
+
+    def selection(self, snapshot: Snapshot) -> Selection:
+        """The table among those of a source."""
+        assert self.problem is not None
+        query = Query(self.problem, gpu=self.gpu, checkpoint=self.checkpoint)
+        return select_table(snapshot.tables, query)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The options that name a source, as given."""
+
+    table: Path | None = None
+    url: str | None = None
+    db: str | None = None
+    channel: str | None = None
 
 
 def wanted(
@@ -35,73 +66,173 @@ def wanted(
     Raises:
         UsageError: if they contradict each other, or name what does not exist.
     """
-    from autotune.cli.publishing_lookup import find_problem
+    from autotune.cli.problems import resolve
 
     name = gpu_name(gpu)
+    if not name.isprintable():
+        raise UsageError(f"{name!r} is no GPU's name.", "Give one such as --gpu h200.")
     if model is None and shape is None and not required:
+        if (tp, ep) != (1, 1):
+            raise UsageError("--tp and --ep go with --model.", "Name the model, or leave them out.")
         return Wanted(name, None, _checkpoint(checkpoint))
-    problem, by_model = find_problem(model, shape, tp, ep)
-    return Wanted(name, problem, _checkpoint(checkpoint) or by_model)
+    problem, kind = resolve(model or "", shape or "", tp, ep, checkpoint or "")
+    # A shape alone means any checkpoint format that has a table.
+    return Wanted(name, problem, kind if model or checkpoint else None)
 
 
-def read_source(
-    gpu: str, table: Path | None, url: str | None, db: str | None, channel: str | None
-) -> Snapshot:
-    """Read tables from the first source that is named: file, URL, database, starter.
+def read_source(want: Wanted, given: Sources) -> Snapshot:
+    """Read tables from the one source that counts; the reasons say what a reader should know about it.
 
-    Options count before `AUTOTUNE_*`, and among each the order is the same. The default database counts
-    if its file exists.
+    An option, else `AUTOTUNE_TABLE`, `AUTOTUNE_URL`, `AUTOTUNE_DB` in this order; each of them is final.
+    Else the database `autotune.db` of this folder, if the channel has a table for what is wanted in it;
+    else the starter tables.
 
     Raises:
-        UsageError: if an explicit file does not exist.
+        UsageError: for several sources at once, a file that does not exist, or a bad URL or channel.
         TableError: if an explicit file holds nothing usable.
         DatabaseError: if the database cannot be read.
     """
-    from autotune.client.sources import from_path, from_url, starter
+    from autotune.client.sources import from_url, starter
 
     settings = Settings.from_env()
-    if channel:
-        settings = dataclasses.replace(settings, channel=channel)
-    if not (table or url or db):
+    if given.channel is not None:
+        settings = dataclasses.replace(settings, channel=given.channel)
+    if fault := channel_fault(settings.channel):
+        raise UsageError(f"{fault}.", CHANNEL_HINT)
+    if sum(source is not None for source in (given.table, given.url, given.db)) > 1:
+        raise UsageError("--table, --url and --db exclude each other.", "Name one source.")
+    table, url, db = given.table, given.url, given.db
+    if table is None and url is None and db is None:
         table, url = settings.table, settings.url
-        db = settings.db if settings.db != DEFAULT_DB or Path("autotune.db").is_file() else None
+        # Setting the variable to the default's own value makes it explicit.
+        explicit = settings.db != DEFAULT_DB or os.environ.get("AUTOTUNE_DB", "").strip()
+        db = settings.db if explicit else None
     if table is not None:
-        if not table.exists():
-            raise UsageError(f"There is no table {table}.", "Name a file, or a folder of *.json.")
-        snapshot = from_path(table)
-        if snapshot.miss:
-            raise TableError(f"{'; '.join(snapshot.reasons)}.", "Look closer with `autotune table lint`.")
-        return snapshot
+        return _from_path(table)
     if url is not None:
-        return from_url(dataclasses.replace(settings, url=url), gpu)
+        if fault := address_fault(url):
+            raise UsageError(
+                f"{shown(url)!r} {fault}.", "Give the service's address, such as http://host:8765."
+            )
+        settings = dataclasses.replace(settings, url=url)
+        return _with_channels(from_url(settings, want.gpu), settings)
     if db is not None:
-        return _from_database(db, gpu, settings.channel)
-    return starter()
+        return _from_database(db, want, settings.channel)
+    if not DEFAULT_FILE.is_file():
+        return starter()
+    own = _from_database(DEFAULT_DB, want, settings.channel)
+    if own.tables if want.problem is None else _answers(own, want):
+        return own
+    shipped = starter()
+    if own.tables and not _answers(shipped, want):
+        return own
+    reasons = own.reasons
+    if own.tables:
+        reasons = (f"{DEFAULT_FILE} has no table for {want.problem}: the starter tables answer", *reasons)
+    return dataclasses.replace(shipped, reasons=(*shipped.reasons, *reasons))
 
 
-def _from_database(db: str, gpu: str, channel: str) -> Snapshot:
-    from autotune.db.engine import open_database
-    from autotune.db.source import DatabaseSource
+def _answers(snapshot: Snapshot, want: Wanted) -> bool:
+    """Whether a source says anything on what is wanted; that nothing is to be applied counts too."""
+    return want.problem is not None and want.selection(snapshot).published is not None
+
+
+def _from_path(table: Path) -> Snapshot:
+    from autotune.client.sources import from_path
+
+    try:
+        exists = table.exists()
+    except OSError:
+        exists = False  # such as a name that is too long for any file
+    if not exists:
+        raise UsageError(f"There is no table {table}.", "Name a file, or a folder of *.json.")
+    snapshot = from_path(table)
+    if snapshot.miss:
+        raise TableError(snapshot.why, "Look closer with `autotune table lint`.")
+    return snapshot
+
+
+def _from_database(db: str, want: Wanted, channel: str) -> Snapshot:
+    try:
+        from autotune.db.engine import open_database
+        from autotune.db.source import DatabaseSource
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"Reading the database {shown(db)} needs {error.name}.",
+            "Install it: pip install 'moe-autotune[tune]', or name another source with --table or --url.",
+        ) from error
 
     with open_database(db, create=False) as database:
         source = DatabaseSource(database)
-        return Snapshot(tuple(source.tables(gpu, channel)), source.name)
+        snapshot = Snapshot(tuple(source.tables(want.gpu, channel)), source.name)
+        if snapshot.tables if want.problem is None else _answers(snapshot, want):
+            return snapshot
+        for hint in _hints(database, want, channel):
+            snapshot = snapshot.with_reason(hint)
+    return snapshot
+
+
+def _hints(database: Database, want: Wanted, channel: str) -> list[str]:
+    """Why a database has no answer: another channel was meant, or nothing was published yet."""
+    from autotune.db.measurements import MeasurementRepository
+    from autotune.db.revisions import RevisionRepository
+
+    hints = []
+    with database.read() as session:
+        channels = RevisionRepository(session).channels()
+        if channels and channel not in channels:
+            hints.append(_no_channel(channel, database.name, channels))
+        if want.problem is not None:
+            measured = MeasurementRepository(session).find(want.problem, checkpoint=want.checkpoint)
+            if any(m.environment.gpu == want.gpu for m in measured):
+                hints.append(
+                    f"{database.name} holds measurements of {want.problem}, swept but not published: "
+                    "sweep again with --publish, or `autotune publish`"
+                )
+    return hints
+
+
+def _with_channels(snapshot: Snapshot, settings: Settings) -> Snapshot:
+    """A service's answer; if it is empty, with the channels that exist there."""
+    from autotune.client.fetch import UnreachableError, get
+
+    if snapshot.tables or snapshot.miss is not None or settings.url is None:
+        return snapshot
+    try:
+        answer = get(f"{settings.url.rstrip('/')}/revisions", {}, {}, settings.timeout_s)
+        listed = json.loads(answer.body)["revisions"]
+        channels = sorted({str(name) for revision in listed for name in revision["channels"]})
+    except (UnreachableError, ValueError, KeyError, TypeError, RecursionError):
+        return snapshot  # it only explains; the answer itself stands
+    if not channels:
+        return snapshot.with_reason("nothing is published there yet: publish with `autotune publish`")
+    return (
+        snapshot
+        if settings.channel in channels
+        else snapshot.with_reason(_no_channel(settings.channel, snapshot.source, channels))
+    )
+
+
+def _no_channel(channel: str, source: str, channels: list[str]) -> str:
+    return f"channel {channel!r} has no tables in {source}; there are: {', '.join(channels)}"
 
 
 def select(snapshot: Snapshot, want: Wanted) -> Selection:
     """The table that answers for what is wanted."""
-    assert want.problem is not None
     if snapshot.miss is not None:
-        return Selection(None, miss=snapshot.miss, detail=f"{'; '.join(snapshot.reasons)}.")
-    query = Query(want.problem, gpu=want.gpu, checkpoint=want.checkpoint)
-    selection = select_table(snapshot.tables, query)
-    if selection.miss is Miss.UNKNOWN_PROBLEM and want.checkpoint is not None:
+        return Selection(None, miss=snapshot.miss, detail=snapshot.why)
+    selection = want.selection(snapshot)
+    if selection.miss is not Miss.UNKNOWN_PROBLEM:
+        return selection
+    detail = selection.detail
+    if snapshot.reasons:
+        detail = f"No table for {want.problem} in {snapshot.source}: {snapshot.why}"
+    if want.checkpoint is not None:
         # The kernels do not depend on the checkpoint's format: a person may still want to see that table.
-        other = select_table(snapshot.tables, dataclasses.replace(query, checkpoint=None))
+        other = dataclasses.replace(want, checkpoint=None).selection(snapshot)
         if other.miss is None and other.published:
-            detail = f"{selection.detail} There is one for checkpoint {other.published.checkpoint}."
-            return Selection(None, miss=selection.miss, detail=detail)
-    return selection
+            detail = f"{detail} There is one for checkpoint {other.published.checkpoint}."
+    return dataclasses.replace(selection, detail=detail)
 
 
 def one_table(snapshot: Snapshot, want: Wanted) -> Any:
@@ -117,10 +248,6 @@ def one_table(snapshot: Snapshot, want: Wanted) -> Any:
 
 
 def _checkpoint(text: str | None) -> Checkpoint | None:
-    from typing import get_args
-
-    from autotune.vocabulary.errors import UnknownNameError
-
     if text is None:
         return None
     if text not in get_args(Checkpoint):

@@ -1,18 +1,16 @@
-"""How decisions and tables look on a terminal."""
+"""How decisions and published tables look on a terminal."""
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from autotune.vocabulary.table import Decision, PublishedTable, Route, Verdict
+from autotune.cli.tables import render_table
+from autotune.vocabulary.table import Decision, PublishedTable, Verdict
 
 
 def console() -> Console:
-    """Standard output; a pipe has no width of its own, and cutting names at 80 columns would lose them."""
-    own = Console(highlight=False, markup=False)
-    return own if own.is_terminal else Console(highlight=False, markup=False, width=200)
+    """Standard output, plain text; a pipe is as wide as COLUMNS says, 80 without it."""
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def print_decision(decision: Decision) -> None:
@@ -38,26 +36,10 @@ def print_decision(decision: Decision) -> None:
 
 
 def print_table(published: PublishedTable, source: str) -> None:
-    """One line a route: tokens, winner, against the baseline, interval, verdict, microseconds."""
+    """Where the table comes from, and the table as `sweep` prints it."""
     table = published.table
     assert table is not None
     out = console()
     revision = f"revision {published.revision}" if published.revision is not None else "not published"
-    out.print(f"{table.problem}, checkpoint {table.checkpoint}, {revision}, digest {table.digest[:12]}")
-    out.print(f"{table.environment}; recorded {table.recording.last:%Y-%m-%d}; from {source}")
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    view.add_column("tokens", justify="right", no_wrap=True)
-    view.add_column("winner", overflow="fold")
-    for heading in ("against the baseline", "at least (95%)", "verdict", "us", "baseline us"):
-        view.add_column(heading, justify="left" if heading == "verdict" else "right", no_wrap=True)
-    view.add_column("baseline", overflow="fold")
-    for route in table.routes:
-        view.add_row(*_cells(route))
-    out.print(view)
-
-
-def _cells(route: Route) -> tuple[str, ...]:
-    tokens = str(route.last) if route.first == route.last else f"{route.first}..{route.last}"
-    speed = (f"{route.speedup.median:.3f}x", f"{route.speedup.low:.3f}x") if route.speedup else ("", "")
-    times = (f"{route.winner_timing.p50_us:.1f}", f"{route.baseline_timing.p50_us:.1f}")
-    return (tokens, str(route.winner), *speed, route.verdict.value, *times, str(route.baseline))
+    out.print(f"checkpoint {table.checkpoint}, {revision}, from {source}")
+    out.print(render_table(table))

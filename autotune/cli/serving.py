@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.database import DatabaseOption, open_for_command, require_packages
+from autotune.cli.database import DatabaseOption, open_for_command
 from autotune.vocabulary.errors import ConflictError, MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
@@ -58,13 +58,11 @@ def serve(
 
 
 def _require_server_packages() -> None:
-    require_packages()
-    missing = [
-        name for name in ("fastapi", "uvicorn", "jinja2", "prometheus_client") if find_spec(name) is None
-    ]
+    packages = ("sqlalchemy", "alembic", "fastapi", "uvicorn", "jinja2", "prometheus_client")
+    missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise MissingDependencyError(
-            f"The service needs {', '.join(missing)}, which is not installed.",
+            f"The service needs packages that are not installed: {', '.join(missing)}.",
             "Install it: pip install 'moe-autotune[server]'.",
         )
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.cli.models import EP_HELP
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.traffic import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
-    from autotune.choose.sweep import SweepPlan, SweepResult
+    from autotune.choose.sweep import Sweep, SweepPlan, SweepResult
     from autotune.measure.task import Runner
     from autotune.vocabulary.measurement import Checkpoint
     from autotune.vocabulary.problem import Problem
@@ -35,7 +36,7 @@ def sweep(
         str, typer.Option(help="A problem instead of a model: E=128,N=768,K=2048,topk=8,scheme=fp8_block128.")
     ] = "",
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size: divides the intermediate size.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size: divides the experts.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help=EP_HELP)] = 1,
     tokens: Annotated[
         str,
         typer.Option(help=f"Token counts, comma-separated. Default: {','.join(map(str, DEFAULT_TOKENS))}."),
@@ -58,7 +59,7 @@ def sweep(
     margin: Annotated[
         float, typer.Option(help="How far a speed-up's lower bound must clear 1 to win.")
     ] = 0.01,
-    seed: Annotated[int, typer.Option(min=0, help="Seeds the search and the inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=1 << 20, help="Seeds the search and the inputs.")] = 0,
     db: Annotated[
         str, typer.Option(help="SQLAlchemy URL. Default: AUTOTUNE_DB, or sqlite:///autotune.db.")
     ] = "",
@@ -103,13 +104,14 @@ def sweep(
     if not re.fullmatch(ROUTING_PATTERN, routing):
         raise UsageError(f"Unknown routing {routing!r}.", "Use uniform, or zipf:S such as zipf:1.2.")
     if not 0 < margin < 1:
-        raise UsageError(f"--margin must lie between 0 and 1, not {margin}.")
+        raise UsageError(f"--margin must lie between 0 and 1, not {margin}.", "0.01 is the default.")
+    _require_packages()
 
     from autotune.choose.sweep import SweepPlan
     from autotune.db.engine import open_database
     from autotune.db.store import DatabaseStore
 
-    runner = _runner(device, problem, replay, evidence, wait, console)
+    runner = _runner(device, problem, kind, routing, replay, evidence, wait, console)
     try:
         database = open_database(db or Settings.from_env().db)
         store = DatabaseStore(database)
@@ -136,13 +138,42 @@ def sweep(
     finally:
         runner.close()
     _report(plan, result, profiles, runner, console, as_json)
-    if publish and result.table is not None:
+    if result.table is None:
+        return
+    if publish:
         _publish(database, result.table, runner, console)
+    else:
+        console.print("not published: nothing uses this table yet. Sweep again with --publish to publish it.")
+
+
+def _require_packages() -> None:
+    import importlib.util
+
+    from autotune.vocabulary.errors import MissingDependencyError
+
+    missing = [
+        name
+        for name in ("numpy", "optuna", "sqlalchemy", "alembic")
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise MissingDependencyError(
+            f"Sweeping needs {', '.join(missing)}.", "Install them with `pip install 'moe-autotune[tune]'`."
+        )
 
 
 def _runner(
-    device: str, problem: Problem, replay: bool, evidence: Path | None, wait: float, console: Any
+    device: str,
+    problem: Problem,
+    checkpoint: Checkpoint,
+    routing: str,
+    replay: bool,
+    evidence: Path | None,
+    wait: float,
+    console: Any,
 ) -> Runner:
+    from rich.markup import escape
+
     from autotune.measure.detect import visible_gpu
     from autotune.vocabulary.errors import NotFoundError, WrongGpuError
 
@@ -160,21 +191,32 @@ def _runner(
     from autotune.measure.evidence_file import find_evidence
     from autotune.measure.replay import ReplayRunner
 
-    recorded = find_evidence(problem, device, evidence)
+    found_evidence = find_evidence(problem, device, evidence)
     why = "as asked" if replay else "this machine has no GPU"
-    if recorded is None:
+    if found_evidence is None:
         raise NotFoundError(
             f"Nothing can be measured ({why}), and there is no recorded evidence for {problem} on {device}.",
             "Run the sweep on that GPU, or see `autotune models` for what is recorded.",
         )
-    runner = ReplayRunner(*recorded)
-    console.print(f"[bold yellow]replay[/] ({why}): {runner.machine.recording}")
+    header, measurements = found_evidence
+    fitting = [m for m in measurements if m.checkpoint == checkpoint and m.routing == routing]
+    environments = {m.environment for m in fitting}
+    if len(environments) != 1:
+        kinds = sorted({f"{m.checkpoint} with routing {m.routing}, {m.environment}" for m in measurements})
+        raise NotFoundError(
+            f"There is no one recording for checkpoint {checkpoint} and routing {routing}: "
+            f"{'none' if not environments else 'several environments'}.",
+            f"Recorded for {problem}: {'; '.join(kinds)}.",
+        )
+    runner = ReplayRunner(header, fitting)
+    console.print(f"[bold yellow]replay[/] ({why}): {escape(runner.machine.recording)}")
     return runner
 
 
 def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> SweepResult:
     from autotune.choose.sweep import Sweep
     from autotune.cli.sweep_display import SweepDisplay
+    from autotune.vocabulary.errors import DatabaseError
 
     # A plain kill and a closed terminal end like Ctrl-C: workers stopped, the run named.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -185,12 +227,21 @@ def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> Sweep
             return job.execute()
         except KeyboardInterrupt:
             display.stop()
-            console.print(
-                f"interrupted: {job.result.new} measurements of run {job.run} are kept. "
-                "Continue with the same command and --resume."
-            )
+            console.print(f"interrupted: {_kept(job, runner)} Continue with the same command and --resume.")
             runner.close()
             sys.exit(INTERRUPTED)
+        except DatabaseError as error:
+            display.stop()
+            raise DatabaseError(
+                error.message,
+                f"{error.hint} {_kept(job, runner)} Continue with the same command and --resume.".lstrip(),
+            ) from error
+
+
+def _kept(job: Sweep, runner: Runner) -> str:
+    if runner.machine.recording:
+        return f"{job.result.new + job.result.known} recorded measurements are kept."
+    return f"{job.result.new} measurements of run {job.run} are kept."
 
 
 def _report(
@@ -208,8 +259,6 @@ def _report(
     if runner.machine.recording:
         kept = f"replayed: {result.new + result.known} recorded measurements, none of them new evidence"
     console.print(f"{kept}; table {result.table.digest[:12]}")
-    for tokens, reason in result.skipped.items():
-        console.print(f"[yellow]{tokens} tokens left out:[/] {reason}")
     if as_json:
         print(json.dumps(result.table.to_json_data(), indent=2))
         return

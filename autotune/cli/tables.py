@@ -1,47 +1,52 @@
-"""How tables look on a terminal."""
+"""How routing tables look on a terminal: in 80 columns, and in a pipe, which follows COLUMNS."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from autotune.vocabulary.measurement import vllm_backends
 from autotune.vocabulary.table import Route, RoutingTable, Verdict
 from autotune.vocabulary.traffic import TrafficProfile
 
+_INDENT = 13
+"""Columns left of a candidate's text: the width of the token counts and the gap after them."""
 
-def render_table(table: RoutingTable) -> Table:
-    """Token ranges, winner, against the baseline, interval, verdict."""
-    view = Table(
-        title=f"{table.problem}  {table.environment}",
-        caption=f"table {table.digest[:12]}, recorded {table.recording.first:%Y-%m-%d}; times are "
-        "microseconds per layer call, median; `at least` is the one-sided 95% bound",
-        title_justify="left",
-        caption_justify="left",
-    )
-    for name, justify in (
-        ("tokens", "right"),
-        ("winner", "left"),
-        ("us", "right"),
-        ("baseline", "left"),
-        ("faster", "right"),
-        ("at least", "right"),
-        ("verdict", "left"),
-    ):
-        view.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+
+def render_table(table: RoutingTable) -> Group:
+    """Two lines a route: token counts with microseconds and verdict, then what runs and against what."""
+    lines: list[RenderableType] = [
+        Text(str(table.problem), style="bold"),
+        Text(str(table.environment)),
+        Text(""),
+        Text(_figures("tokens", "us", "baseline us", "faster", "at least", "verdict"), style="bold"),
+    ]
     for route in table.routes:
         won = route.verdict is Verdict.WIN
-        view.add_row(
+        figures = _figures(
             span(route),
-            str(route.winner) if won else str(route.baseline),
             f"{route.winner_timing.p50_us:.1f}",
-            f"{route.baseline_timing.p50_us:.1f} {route.baseline.backend}",
+            f"{route.baseline_timing.p50_us:.1f}",
             f"{route.speedup.median:.3f}" if route.speedup else "",
             f"{route.speedup.low:.3f}" if route.speedup else "",
-            "[green]win[/]" if won else "no benefit",
+            "",
         )
-    return view
+        lines.append(Text(figures).append("win" if won else "no benefit", style="green" if won else ""))
+        runs = f"{route.winner}\nbaseline {route.baseline}" if won else f"baseline {route.baseline}"
+        lines.append(Padding(Text(runs, style="dim"), (0, 0, 0, _INDENT), expand=False))
+    note = (
+        f"table {table.digest[:12]}, recorded {table.recording.first:%Y-%m-%d}; times are microseconds "
+        "per layer call, median; `at least` is the one-sided 95% bound"
+    )
+    return Group(*lines, Text(""), Text(note, style="italic"))
+
+
+def _figures(tokens: str, us: str, baseline_us: str, faster: str, at_least: str, verdict: str) -> str:
+    return f"{tokens:>{_INDENT - 2}}  {us:>9}  {baseline_us:>11}  {faster:>7}  {at_least:>8}  {verdict}"
 
 
 def render_static(table: RoutingTable, concurrencies: Sequence[int]) -> Table:

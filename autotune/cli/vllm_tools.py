@@ -36,20 +36,27 @@ def doctor(
 
     Applies nothing. Works without vLLM and without a GPU. The modes `route` and `tiles` + `static` are
     the same in this release.
+
+    The plugin reads AUTOTUNE_TABLE, else AUTOTUNE_URL, else the starter tables; it reads no database.
     """
-    from autotune.vllm_plugin.doctor import examine
+    from autotune.vllm_plugin.doctor import examine, unsettled
     from autotune.vllm_plugin.environment import installed
+    from autotune.vocabulary.errors import UsageError
     from autotune.vocabulary.settings import Settings
 
-    settings = Settings.from_env()
     layer = None
     if model is not None:
         from autotune.vocabulary.catalogue import resolve_problem
 
         layer = resolve_problem(model, tp=tp, ep=ep)
-    if installed("vllm"):
-        typer.echo("importing vLLM ...", err=True)
-    report = examine(settings, layer)
+    try:
+        settings = Settings.from_env()
+    except UsageError as error:
+        report = unsettled(error)
+    else:
+        if installed("vllm"):
+            typer.echo("importing vLLM ...", err=True)
+        report = examine(settings, layer)
     if as_json:
         typer.echo(json.dumps(report.to_json_data(), indent=2))
     else:
@@ -57,23 +64,45 @@ def doctor(
 
 
 def _print(report: Report) -> None:
+    from autotune.cli.lines import labelled
+
     tested = "" if report.vllm_tested else ", not one that the tests cover"
-    lines = [
-        report.summary,
-        "",
-        f"vLLM         {report.vllm + tested if report.vllm else 'not installed'}",
-        f"environment  {report.environment or report.no_environment}",
-        f"mode         {report.mode}{' (tiles and static choice)' if report.mode == 'route' else ''}",
-        f"source       {report.source or 'none'}, digest {report.digest[:12]}",
-    ]
+    lines = [("vLLM", report.vllm + tested if report.vllm else "not installed")]
+    if report.mode:
+        lines += [
+            ("environment", str(report.environment or report.no_environment)),
+            ("mode", f"{report.mode}{' (tiles and static choice)' if report.mode == 'route' else ''}"),
+            ("source", f"{report.source or 'none'}, digest {report.digest[:12]}: {report.source_note}"),
+        ]
     for feature in report.features:
         reason = f": {feature['reason']}" if feature["reason"] else ""
-        lines.append(f"feature      {feature['title']}: {feature['state']}{reason}")
+        lines.append(("feature", f"{feature['title']}: {feature['state']}{reason}"))
     for table in report.tables:
         detail = f": {table['detail']}" if table["detail"] else ""
-        lines.append(f"table        {table['problem']} ({table['checkpoint']}): {table['status']}{detail}")
-    if report.model:
-        lines += [f"model        {key}: {value}" for key, value in report.model.items() if value is not None]
-    lines += [f"variable     {name}={value}" for name, value in report.variables.items()]
-    lines += [f"warning      {warning}" for warning in report.warnings]
-    typer.echo("\n".join(lines))
+        lines.append(("table", f"{table['problem']} ({table['checkpoint']}): {table['status']}{detail}"))
+    lines += [("model", text) for text in _model(report)]
+    lines += [("variable", f"{name}={value}") for name, value in report.variables.items()]
+    lines += [("warning", warning) for warning in report.warnings]
+    typer.echo(labelled("", report.summary, indent=0))
+    typer.echo("")
+    for label, text in lines:
+        typer.echo(labelled(label, text))
+
+
+def _model(report: Report) -> list[str]:
+    model = report.model
+    if model is None:
+        return []
+    name = f"{model['problem']} ({model['checkpoint']})"
+    if model["answer"] == "fallback":
+        return [f"{name}: vLLM's own choice stays ({model['reason']}): {model['detail']}"]
+    gives = f"tiles for M in {model['tiles']}" if model["tiles"] else "no tiles of its own"
+    if report.environment is None:
+        about = f"{name}: nothing here; on {model['measured_on']} this table would give {gives}"
+    else:
+        about = f"{name}: this table, measured on {model['measured_on']}, gives {gives}"
+    static = model["static"] or "left to vLLM"
+    return [
+        f"{about} (digest {model['table_digest'][:12]})",
+        f"static choice: {static}: {model['static_detail']}",
+    ]

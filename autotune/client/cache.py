@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from autotune.client.addresses import shown
 from autotune.vocabulary.canonical import content_digest
 
 FORMAT = 1
@@ -39,8 +40,8 @@ class LastKnownGood:
     """
 
     def __init__(self, folder: Path, url: str, gpu: str | None, channel: str) -> None:
-        self._asked = [url, gpu, channel]
-        self.path = folder / "tables" / f"{content_digest(self._asked)[:24]}.json"
+        self._asked = [shown(url), gpu, channel]
+        self.path = folder / "tables" / f"{content_digest([url, gpu, channel])[:24]}.json"
 
     def read(self) -> tuple[Kept | None, str]:
         """The stored answer, or None and why it is ignored (empty if there is none)."""
@@ -81,16 +82,25 @@ class LastKnownGood:
         return write_atomically(self.path, json.dumps(stored)) or ""
 
 
-def write_atomically(path: Path, text: str) -> str | None:
+def write_atomically(path: Path, text: str, *, private: bool = True) -> str | None:
     """Replace a file so that a reader sees the old or the new content, never a part, even after a crash.
+
+    Args:
+        private: for this user only; False follows the umask, as any file that a program writes for people.
 
     Returns:
         Why it failed (read-only, full disk), or None.
     """
-    temporary: str | None = None
+    temporary: Path | None = None
     try:
+        if path.exists() and not path.is_file():
+            # A pipe or a device, such as /dev/stdout: it is written to, not replaced.
+            path.write_text(text, encoding="utf-8")
+            return None
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        unused = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
+        handle = os.open(unused, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        temporary = unused
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

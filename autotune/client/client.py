@@ -123,10 +123,10 @@ class RoutingClient:
             return Selection(None, miss=Miss.DISABLED, detail="AUTOTUNE_MODE=off: nothing is applied.")
         snapshot = self.snapshot
         if snapshot.miss is not None:
-            return Selection(None, miss=snapshot.miss, detail=f"{'; '.join(snapshot.reasons)}.")
+            return Selection(None, miss=snapshot.miss, detail=snapshot.why)
         selection = select_table(snapshot.tables, self._query(problem, checkpoint))
         if selection.miss is Miss.UNKNOWN_PROBLEM and snapshot.reasons:
             # The table that is missing may be among the broken ones: say so instead of "unknown".
-            left_out = "; ".join(snapshot.reasons)
-            return Selection(None, miss=selection.miss, detail=f"{selection.detail} Left out: {left_out}.")
+            detail = f"{selection.detail} Left out: {snapshot.why}"
+            return Selection(None, miss=selection.miss, detail=detail)
         return selection

@@ -65,9 +65,13 @@ def _request(url: str, params: dict[str, str], headers: dict[str, str], deadline
     import httpx
 
     left = max(0.05, deadline - time.monotonic())
+    address = httpx.URL(url)
+    # Kept out of the URL, which httpx logs.
+    auth = (address.username, address.password) if address.userinfo else None
+    address = address.copy_with(userinfo=b"")
     with (
-        httpx.Client(timeout=left, follow_redirects=True) as client,
-        client.stream("GET", url, params=params, headers=headers) as response,
+        httpx.Client(timeout=left, follow_redirects=True, auth=auth) as client,
+        client.stream("GET", address, params=params, headers=headers) as response,
     ):
         body = bytearray()
         for chunk in response.iter_bytes(64 * 1024):

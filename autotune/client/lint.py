@@ -24,7 +24,7 @@ def lint_file(path: Path) -> list[str]:
     Raises:
         UsageError: if there is no such file.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(f"There is no file {path}.", "Name a table or a vLLM config file.")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -43,6 +43,14 @@ def lint_file(path: Path) -> list[str]:
         return lint_table(RoutingTable.from_json_data(data))
     except TableError as error:
         return [str(error)]
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is one that does not exist."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def lint_table(table: RoutingTable) -> list[str]:
@@ -90,17 +98,22 @@ def lint_vllm_config(name: str, data: object) -> list[str]:
         PartialProblem.parse_file_name(name)
     except UsageError as error:
         return [error.message]
+    return [*vllm_config_faults(data), *vllm_config_doubts(data)]
+
+
+def vllm_config_faults(data: object) -> list[str]:
+    """What vLLM would fail on, or could not use at all."""
     if not isinstance(data, dict):
         return ["it is not a JSON object"]
     found: list[str] = []
-    counts: list[int] = []
+    counts = 0
     for key, config in data.items():
         if key == "triton_version":
             continue
         if not re.fullmatch(r"[0-9]{1,9}", key, re.ASCII):
             found.append(f"key {key!r} is not an integer: vLLM raises on it")
             continue
-        counts.append(int(key))
+        counts += 1
         if not isinstance(config, dict):
             found.append(f"{key}: not an object")
             continue
@@ -110,10 +123,25 @@ def lint_vllm_config(name: str, data: object) -> list[str]:
         missing = [k for k in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K") if k not in config]
         if missing:
             found.append(f"{key}: {', '.join(missing)} is missing")
-    if not counts:
-        return [*found, "it holds no token counts"]
-    if min(counts) > 16:
+        wrong = [k for k, v in config.items() if k in VLLM_KEYS and not _is_size(v)]
+        if wrong:
+            found.append(f"{key}: {', '.join(wrong)} is not an integer of 0 or more")
+    return found if counts else [*found, "it holds no token counts"]
+
+
+def vllm_config_doubts(data: object) -> list[str]:
+    """What can be read and used, but looks wrong."""
+    if not isinstance(data, dict):
+        return []
+    found: list[str] = []
+    counts = [int(key) for key in data if re.fullmatch(r"[0-9]{1,9}", key, re.ASCII)]
+    if counts and min(counts) > 16:
         found.append(f"the smallest key is {min(counts)}, and vLLM uses it for 1 token too")
     if "triton_version" not in data:
         found.append("it names no triton_version: nobody can tell whether it still fits")
     return found
+
+
+def _is_size(value: object) -> bool:
+    # 0 is what AMD's files hold for waves_per_eu.
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

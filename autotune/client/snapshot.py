@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from autotune.client.addresses import shown
 from autotune.client.cache import write_atomically
 from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.settings import Settings
@@ -45,6 +46,11 @@ class Snapshot:
     def routes(self) -> int:
         """Routes in all tables."""
         return sum(len(t.table.routes) for t in self.tables if t.table)
+
+    @property
+    def why(self) -> str:
+        """All reasons as one text that ends with a full stop."""
+        return f"{joined(self.reasons)}."
 
     def with_reason(self, reason: str) -> Snapshot:
         return replace(self, reasons=(*self.reasons, reason))
@@ -97,4 +103,11 @@ def take_over(settings: Settings, env: Mapping[str, str] | None = None) -> tuple
 
 
 def _asked(settings: Settings) -> list[str | None]:
-    return [str(settings.table) if settings.table else None, settings.url, settings.channel]
+    # The file outlives the process: no password in it.
+    url = shown(settings.url) if settings.url else None
+    return [str(settings.table) if settings.table else None, url, settings.channel]
+
+
+def joined(reasons: Iterable[str]) -> str:
+    """Reasons one after the other; no full stop at the end, whether or not they have one each."""
+    return "; ".join(reason.rstrip(". ") for reason in reasons)

@@ -7,6 +7,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from autotune.client.addresses import address_fault, channel_fault, masked, shown
 from autotune.client.cache import Kept, LastKnownGood
 from autotune.client.fetch import UnreachableError, get
 from autotune.client.snapshot import DIGEST_VARIABLE, Snapshot, take_over
@@ -75,6 +76,12 @@ def from_url(settings: Settings, gpu: str | None) -> Snapshot:
     """Ask the service; its answer is final. The last known good serves if it cannot be reached."""
     assert settings.url is not None
     url = settings.url.rstrip("/")
+    name = shown(url)
+    fault = channel_fault(settings.channel)
+    if not fault and (what := address_fault(url)):
+        fault = f"{name} {what}"
+    if fault:
+        return Snapshot(source=name, reasons=(fault,), miss=Miss.UNREACHABLE)
     store = LastKnownGood(settings.cache, url, gpu, settings.channel)
     kept, ignored = store.read()
     reasons = (ignored,) if ignored else ()
@@ -84,32 +91,35 @@ def from_url(settings: Settings, gpu: str | None) -> Snapshot:
         answer = get(f"{url}/routing/tables", params, headers, settings.timeout_s)
         if answer.status == 304 and kept:
             tables, broken = decode_tables(kept.body)
-            return Snapshot(tables, url, (*reasons, *broken), _nothing_usable(tables, broken))
+            return Snapshot(tables, name, (*reasons, *broken), _nothing_usable(tables, broken))
         if answer.status in (408, 429) or answer.status >= 500:
-            raise UnreachableError(f"it answered {answer.status}")
+            raise UnreachableError(f"it answered HTTP {answer.status}")
         if answer.status != 200:
-            reason = f"{url} answered {answer.status}: {_excerpt(answer.body)}"
-            return Snapshot(source=url, reasons=(*reasons, reason), miss=Miss.UNREACHABLE)
+            reason = f"{name} was reached, but answered HTTP {answer.status}: {_excerpt(answer.body)}"
+            return Snapshot(source=name, reasons=(*reasons, reason), miss=Miss.UNREACHABLE)
         body = json.loads(answer.body)
         tables, broken = decode_tables(body)
     except (UnreachableError, TableError, ValueError, RecursionError) as error:
         broken_answer = not isinstance(error, UnreachableError)
-        return _last_known_good(url, kept, (*reasons, f"{url} gave no usable answer: {error}"), broken_answer)
-    failed = store.write(body, answer.etag)
+        reason = f"{name} gave no usable answer: {masked(str(error), url)}"
+        return _last_known_good(name, kept, (*reasons, reason), broken_answer)
+    # What was kept may hold the very table that cannot be read now.
+    failed = "not all of its tables can be read" if broken else store.write(body, answer.etag)
+    reasons = (*reasons, *broken)
     if failed:
         reasons = (*reasons, f"the answer is not kept for later: {failed}")
-    return Snapshot(tables, url, (*reasons, *broken), _nothing_usable(tables, broken))
+    return Snapshot(tables, name, reasons, _nothing_usable(tables, broken))
 
 
-def _last_known_good(url: str, kept: Kept | None, reasons: tuple[str, ...], broken_answer: bool) -> Snapshot:
+def _last_known_good(name: str, kept: Kept | None, reasons: tuple[str, ...], broken_answer: bool) -> Snapshot:
     miss = Miss.BROKEN_TABLE if broken_answer else Miss.UNREACHABLE
     if kept is None:
-        return Snapshot(source=url, reasons=reasons, miss=miss)
+        return Snapshot(source=name, reasons=reasons, miss=miss)
     try:
         tables, broken = decode_tables(kept.body)
     except TableError as error:
-        return Snapshot(source=url, reasons=(*reasons, f"and what was kept is broken: {error}"), miss=miss)
-    source = f"{url} (last known good of {kept.saved_at})"
+        return Snapshot(source=name, reasons=(*reasons, f"and what was kept is broken: {error}"), miss=miss)
+    source = f"{name} (last known good of {kept.saved_at})"
     return Snapshot(tables, source, (*reasons, *broken), _nothing_usable(tables, broken))
 
 
@@ -147,4 +157,4 @@ def _nothing_usable(tables: object, broken: object) -> Miss | None:
 
 
 def _excerpt(body: bytes) -> str:
-    return body[:200].decode(errors="replace").strip() or "no text"
+    return " ".join(body[:200].decode(errors="replace").split()) or "no text"

@@ -51,7 +51,7 @@ def export_vllm(tables: Sequence[RoutingTable]) -> list[VllmFile]:
 
 
 def _file(name: str, table: RoutingTable) -> VllmFile:
-    keys, unknown = _keys(table)
+    keys, unknown, gaps = _keys(table)
     if not keys:
         raise TableError(
             f"The table of {table.problem} holds no Triton tile that a file could name.",
@@ -61,12 +61,28 @@ def _file(name: str, table: RoutingTable) -> VllmFile:
     if table.environment.triton:
         values["triton_version"] = table.environment.triton
     values.update({str(count): keys[count].vllm_config() for count in sorted(keys)})
-    return VllmFile(name, json.dumps(values, indent=4) + "\n", tuple(_lost(table, unknown)))
+    return VllmFile(name, json.dumps(values, indent=4) + "\n", tuple(_lost(table, unknown, gaps)))
 
 
-def _keys(table: RoutingTable) -> tuple[dict[int, Tile], list[Route]]:
+@dataclass(frozen=True)
+class _Gap:
+    """Token counts `first..last` that no route covers; `last` is None above the table."""
+
+    first: int
+    last: int | None
+    filled: bool
+    """A measured baseline's tile stands at both ends; otherwise a route's own tile reaches in."""
+
+    def __str__(self) -> str:
+        if self.last is None:
+            return f"{self.first} and above"
+        return f"{self.first}..{self.last}" if self.first != self.last else str(self.first)
+
+
+def _keys(table: RoutingTable) -> tuple[dict[int, Tile], list[Route], list[_Gap]]:
     keys: dict[int, Tile] = {}
     unknown: list[Route] = []
+    gaps: list[_Gap] = []
     for route in table.routes:
         found = _tile(route)
         if found is None:
@@ -74,19 +90,26 @@ def _keys(table: RoutingTable) -> tuple[dict[int, Tile], list[Route]]:
             continue
         tile, first = found
         keys[first] = keys[route.last] = tile
-        if first > route.first and isinstance(route.baseline, TritonCandidate):
-            keys[route.first] = keys[first - 1] = route.baseline.tile
+        if first > route.first:
+            known = isinstance(route.baseline, TritonCandidate)
+            gaps.append(_Gap(route.first, first - 1, known))
+            if isinstance(route.baseline, TritonCandidate):
+                keys[route.first] = keys[first - 1] = route.baseline.tile
     for previous, following in zip((None, *table.routes), (*table.routes, None), strict=True):
         left = previous.last + 1 if previous else 1
         right = following.first - 1 if following else None
         if right is not None and left > right:
             continue
         # A gap: vLLM's own tile is known at measured counts only, so the nearest one stands for it.
+        filled = True
         for count, source in ((left, previous or following), (right, following or previous)):
             own = source.baseline if source else None
             if count is not None and isinstance(own, TritonCandidate):
                 keys.setdefault(count, own.tile)
-    return keys, unknown
+            elif count is not None:
+                filled = False
+        gaps.append(_Gap(left, right, filled))
+    return keys, unknown, sorted(gaps, key=lambda gap: gap.first)
 
 
 def _tile(route: Route) -> tuple[Tile, int] | None:
@@ -104,7 +127,7 @@ def _tile(route: Route) -> tuple[Tile, int] | None:
     return next(((c.tile, first) for c, first in options if isinstance(c, TritonCandidate)), None)
 
 
-def _lost(table: RoutingTable, unknown: Sequence[Route]) -> list[str]:
+def _lost(table: RoutingTable, unknown: Sequence[Route], gaps: Sequence[_Gap]) -> list[str]:
     lost: list[str] = []
     wins = [r for r in table.routes if r.verdict is Verdict.WIN]
     swapped = [r for r in wins if isinstance(r.winner, TritonCandidate) and not _default_swap(r, table)]
@@ -123,11 +146,18 @@ def _lost(table: RoutingTable, unknown: Sequence[Route]) -> list[str]:
         )
     if unknown:
         lost.append(f"no Triton tile is known at {_ranges(unknown)}: the nearest key answers there")
-    first, last = table.routes[0].first, table.routes[-1].last
-    lost.append(
-        f"out of range: vLLM takes the nearest key below {first} and above {last} too, where the plugin "
-        "leaves vLLM's own choice; the edges carry the baseline's tile where it is known"
-    )
+    filled = ", ".join(str(gap) for gap in gaps if gap.filled)
+    bare = ", ".join(str(gap) for gap in gaps if not gap.filled)
+    if filled:
+        lost.append(
+            f"unmeasured counts: at {filled} the plugin leaves vLLM's own tile; the file gives the "
+            "baseline's tile of the nearest measured count"
+        )
+    if bare:
+        lost.append(
+            f"unmeasured counts: at {bare} the plugin leaves vLLM's own tile, which is not known; the tile "
+            "of the nearest range answers there, without evidence"
+        )
     lost.append("top-k, K, and library versions: vLLM checks none of them against the file")
     return lost
 

@@ -52,9 +52,9 @@ def read_evidence(source: Path | Traversable) -> tuple[RecordingHeader, list[Mea
         if header.kind != "moe-autotune evidence" or header.version != 1:
             raise ValueError(f"kind {header.kind!r} version {header.version}")
         return header, [Measurement.model_validate(_data(line)) for line in lines[1:]]
-    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, IndexError, RecursionError) as error:
         raise TableError(
-            f"{source} is no readable evidence file: {str(error).splitlines()[0]}.",
+            f"{source} is no readable evidence file: {(str(error) or type(error).__name__).splitlines()[0]}.",
             "Reinstall moe-autotune, or give another recording.",
         ) from error
 

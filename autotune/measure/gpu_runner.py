@@ -24,6 +24,7 @@ from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.errors import AutotuneError, GpuNotReadyError
 from autotune.vocabulary.measurement import Checkpoint, Measurement, PairedTimes, Status
 from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.text import printable
 
 START_TIMEOUT_S = 300.0
 CANDIDATE_TIMEOUT_S = 60.0
@@ -171,7 +172,7 @@ class GpuRunner:
             baseline=task.baseline,
             stage=task.stage,
             status=outcome.status,
-            reason=outcome.reason,
+            reason=printable(outcome.reason),
             times=PairedTimes.model_validate(outcome.times) if outcome.times else None,
             relative_error=outcome.relative_error,
             baseline_relative_error=outcome.baseline_relative_error,

@@ -7,13 +7,16 @@ def register() -> None:
     """Start the plugin in this process. Never raises: vLLM would not start.
 
     vLLM calls this in the front end, in the engine's process and in every worker, before the model is
-    loaded, and may call it twice.
+    loaded, and may call it twice. Only Ctrl-C gets through.
     """
     try:
         from autotune.vllm_plugin.start import start
 
         start()
-    except Exception as error:
-        from autotune.vllm_plugin.log import logger
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Also SystemExit, with which a broken import may end.
+        from autotune.vllm_plugin.log import warn_once
 
-        logger().warning("autotune: disabled, vLLM runs unchanged: %s: %s", type(error).__name__, error)
+        warn_once(f"disabled, vLLM runs unchanged: {type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autotune.client import RoutingClient
+from autotune.client.addresses import MASK, shown
 from autotune.vllm_plugin.deployment import Deployment
 from autotune.vllm_plugin.environment import (
     NEWEST,
@@ -25,6 +26,7 @@ from autotune.vllm_plugin.static_choice import choose_backend, explicit_choice
 from autotune.vllm_plugin.tile_choice import covered
 from autotune.vocabulary.decide import Query, select_table
 from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.errors import UsageError
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.settings import Settings
@@ -47,6 +49,7 @@ class Report:
     environment: Environment | None = None
     no_environment: str = ""
     source: str = ""
+    source_note: str = ""
     digest: str = ""
     warnings: list[str] = field(default_factory=list)
     features: list[dict[str, str]] = field(default_factory=list)
@@ -75,6 +78,7 @@ def examine(settings: Settings, model: tuple[Problem, Checkpoint | None] | None 
             report.environment, report.no_environment = _environment()
     client = RoutingClient(settings, report.environment)
     report.source, report.digest = client.snapshot.source, client.snapshot.digest
+    report.source_note = _source_note(settings)
     report.warnings += client.snapshot.reasons
     if report.vllm and not report.vllm_tested:
         oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
@@ -88,12 +92,30 @@ def examine(settings: Settings, model: tuple[Problem, Checkpoint | None] | None 
     return report
 
 
+def unsettled(error: UsageError) -> Report:
+    """The report where a setting does not fit: the plugin would stay off, and say the same in its log."""
+    report = Report(vllm=installed("vllm"), variables=_variables(), warnings=[str(error)])
+    report.vllm_tested = report.vllm is not None and tested(report.vllm)
+    report.summary = f"Nothing would be applied: {error}"
+    return report
+
+
+def _source_note(settings: Settings) -> str:
+    if settings.table is not None:
+        read = "AUTOTUNE_TABLE names it"
+    elif settings.url is not None:
+        read = "AUTOTUNE_URL names it"
+    else:
+        read = "the tables of this package, as neither AUTOTUNE_TABLE nor AUTOTUNE_URL is set"
+    return f"{read}; the plugin reads no database, so not autotune.db either"
+
+
 def _environment() -> tuple[Environment | None, str]:
     try:
         return resolve_environment(), ""
     except NoGpuError as error:
         return None, str(error)
-    except ImportError as error:
+    except (ImportError, SystemExit) as error:
         return None, f"vLLM cannot be imported: {error}"
 
 
@@ -135,7 +157,7 @@ def _feature(feature: Feature, report: Report) -> dict[str, str]:
         feature.install()
         state, reason = feature.state, feature.reason
         feature.unapply()
-    except ImportError as error:
+    except (ImportError, SystemExit) as error:
         return {**entry, "state": "disabled", "reason": f"vLLM cannot be imported: {error}"}
     if state == "applied" and report.environment is None:
         return {**entry, "state": "disabled", "reason": f"{report.no_environment}; it fits this vLLM"}
@@ -159,6 +181,7 @@ def _model(client: RoutingClient, problem: Problem, checkpoint: Checkpoint | Non
     return {
         **entry,
         "answer": "route",
+        "measured_on": str(selection.table.environment),
         "table_digest": selection.table.digest,
         "tiles": covered(selection.table, backend == "triton"),
         "static": backend,
@@ -167,8 +190,12 @@ def _model(client: RoutingClient, problem: Problem, checkpoint: Checkpoint | Non
 
 
 def _variables() -> dict[str, str]:
-    shown = {k: v for k, v in os.environ.items() if k.startswith("AUTOTUNE_") or k in READ_VARIABLES}
-    return dict(sorted(shown.items()))
+    names = sorted(k for k in os.environ if k.startswith("AUTOTUNE_") or k in READ_VARIABLES)
+    return {name: _without_secrets(name, os.environ[name]) for name in names}
+
+
+def _without_secrets(name: str, value: str) -> str:
+    return MASK if "TOKEN" in name and value else shown(value)
 
 
 def _summary(report: Report, settings: Settings) -> str:

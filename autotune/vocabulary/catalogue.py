@@ -185,8 +185,12 @@ def resolve_model(model: str) -> Model:
     found = _BY_NAME.get(text.casefold())
     if found is not None:
         return found
-    path = Path(text).expanduser()
-    if text and path.exists():
+    try:
+        path = Path(text).expanduser()
+        there = bool(text) and path.exists()
+    except (OSError, RuntimeError, ValueError):
+        there = False  # too long for a path, or of a user without a home: no file in any case
+    if there:
         return read_model_config(path)
     if text.startswith((".", "/", "~")) or text.endswith(".json"):
         raise UsageError(f"There is no model config at {text!r}.", "Give the path of a config.json.")

@@ -170,6 +170,9 @@ def _newest(published: PublishedTable) -> tuple[bool, int, str]:
 
 
 def _checked(published: PublishedTable, inferred: bool) -> Selection:
+    if published.broken:
+        detail = f"The published table is broken and not used: {published.broken} Publish it again."
+        return Selection(published, inferred, Miss.BROKEN_TABLE, detail)
     if published.table is None:
         return Selection(
             published,

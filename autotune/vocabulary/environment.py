@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from autotune.vocabulary.errors import UnknownNameError
+from autotune.vocabulary.text import Text
 
 GPU_ALIASES: dict[str, str] = {
     "h200": "NVIDIA_H200",
@@ -59,13 +60,15 @@ class Environment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    gpu: str = Field(min_length=1, description="vLLM's device name, such as NVIDIA_H200")
-    capability: str = Field(pattern=r"^\d+\.\d+$", description="compute capability, such as 9.0")
-    vllm: str | None = None
-    torch: str | None = None
-    triton: str | None = None
-    cuda: str | None = Field(default=None, description="major.minor")
-    flashinfer: str | None = Field(default=None, description="only if a route or its baseline uses it")
+    gpu: Text = Field(min_length=1, description="vLLM's device name, such as NVIDIA_H200")
+    capability: str = Field(
+        pattern=r"^[0-9]{1,3}\.[0-9]{1,2}$", description="compute capability, such as 9.0"
+    )
+    vllm: Text | None = None
+    torch: Text | None = None
+    triton: Text | None = None
+    cuda: Text | None = Field(default=None, description="major.minor")
+    flashinfer: Text | None = Field(default=None, description="only if a route or its baseline uses it")
 
     @field_validator("gpu")
     @classmethod

@@ -14,6 +14,7 @@ from autotune.vocabulary.candidate import VLLM_BACKENDS, BackendName, Candidate
 from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.text import LongText, Text
 
 Checkpoint = Literal["fp8", "compressed-tensors", "unquantized"]
 """vLLM's checkpoint format; it limits which backends vLLM would take (vllm_cutlass)."""
@@ -53,7 +54,7 @@ class PairedTimes(BaseModel):
     All times are microseconds per layer call, each the median over the replays of one block.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     candidate_us: tuple[float, ...] = Field(min_length=1)
     baseline_us: tuple[float, ...] = Field(min_length=1)
@@ -79,18 +80,18 @@ class PairedTimes(BaseModel):
 class Measurement(BaseModel):
     """Evidence. Immutable, and cited by `digest`, never by a row's number."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     problem: Problem
     environment: Environment
     checkpoint: Checkpoint
-    tokens: int = Field(gt=0)
+    tokens: int = Field(gt=0, le=1 << 30)
     routing: str = Field(default="uniform", pattern=ROUTING_PATTERN)
     candidate: Candidate
     baseline: Candidate
     stage: Stage
     status: Status
-    reason: str = ""
+    reason: LongText = ""
     """Why the status is not `ok`: the exception, the limit, the unsupported part."""
     times: PairedTimes | None = None
     relative_error: float | None = Field(
@@ -103,11 +104,13 @@ class Measurement(BaseModel):
     setup_s: float | None = Field(
         default=None, ge=0, description="the backend's own tuning or set-up, seconds"
     )
-    peak_bytes: int | None = Field(default=None, ge=0, description="GPU memory beyond weights and inputs")
-    run: str = Field(min_length=1, description="which sweep, shared by all its processes")
-    process: int = Field(default=0, ge=0)
-    seed: int = 0
-    driver: str = ""
+    peak_bytes: int | None = Field(
+        default=None, ge=0, le=1 << 62, description="GPU memory beyond weights and inputs"
+    )
+    run: Text = Field(min_length=1, description="which sweep, shared by all its processes")
+    process: int = Field(default=0, ge=0, le=1 << 20)
+    seed: int = Field(default=0, ge=0, le=1 << 32)
+    driver: Text = ""
     recorded_at: datetime
 
     @model_validator(mode="after")
@@ -120,6 +123,8 @@ class Measurement(BaseModel):
             raise ValueError(f"status {self.status.value} needs a reason")
         if self.recorded_at.tzinfo is None:
             raise ValueError("recorded_at needs a time zone")
+        if not 2000 < self.recorded_at.year < 2100:
+            raise ValueError(f"recorded_at lies in the year {self.recorded_at.year}")
         return self
 
     @cached_property

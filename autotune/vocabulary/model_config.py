@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -115,9 +116,14 @@ def _size(config: Mapping[str, Any], names: tuple[str, ...], limit: int = 1 << 2
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        if file.stat().st_size > MAX_CONFIG_BYTES:
+        if not stat.S_ISREG(file.stat().st_mode):
+            # A device or a pipe may never end.
+            raise UsageError(f"{file} is no regular file.", "Give the path of a config.json.")
+        with file.open("rb") as opened:
+            content = opened.read(MAX_CONFIG_BYTES + 1)
+        if len(content) > MAX_CONFIG_BYTES:
             raise UsageError(f"{file} is too large for a model config.", "Give the path of a config.json.")
-        data = json.loads(file.read_bytes())
+        data = json.loads(content)
     except FileNotFoundError as error:
         raise UsageError(
             f"There is no {file.name} in {file.parent}.", "Give the path of a config.json."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,15 +67,32 @@ class Settings:
         table = get("TABLE")
         return cls(
             db=get("DB") or DEFAULT_DB,
-            table=Path(table).expanduser() if table else None,
+            table=_path("AUTOTUNE_TABLE", table) if table else None,
             url=get("URL"),
             channel=get("CHANNEL") or "stable",
             match=match,  # type: ignore[arg-type]
             mode=mode,  # type: ignore[arg-type]
             timeout_s=_positive("AUTOTUNE_TIMEOUT", get("TIMEOUT"), 2.0, float),
             concurrency=_positive("AUTOTUNE_CONCURRENCY", get("CONCURRENCY"), 8, int),
-            cache=Path(cache).expanduser(),
+            cache=_cache(cache, explicit=bool(get("CACHE"))),
         )
+
+
+def _path(name: str, text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{name}: {text!r} names no home folder: {error}", "Give a whole path.") from error
+
+
+def _cache(text: str, explicit: bool) -> Path:
+    """The cache folder. A user without a home, as in many containers, gets one among temporary files."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        if explicit:
+            return _path("AUTOTUNE_CACHE", text)
+        return Path(tempfile.gettempdir()) / f"moe-autotune-{os.getuid()}"
 
 
 def _positive(name: str, text: str | None, default: T, kind: Callable[[str | int], T]) -> T:
@@ -85,5 +103,7 @@ def _positive(name: str, text: str | None, default: T, kind: Callable[[str | int
     except ValueError:
         value = kind(0)
     if not 0 < value < 1e9:
-        raise UsageError(f"{name} must be a positive number, not {text!r}.")
+        raise UsageError(
+            f"{name} must be a positive number, not {text!r}.", f"Without it {default} is taken."
+        )
     return value

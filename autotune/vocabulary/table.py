@@ -11,11 +11,12 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autotune.vocabulary.candidate import BackendName, Candidate
-from autotune.vocabulary.canonical import content_digest
+from autotune.vocabulary.canonical import content_digest, significant
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.text import Text
 from autotune.vocabulary.traffic import TrafficProfile
 
 TABLE_SCHEMA = 1
@@ -45,7 +46,7 @@ class Miss(StrEnum):
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Timing(_Frozen):
@@ -104,8 +105,8 @@ class Recording(_Frozen):
 
     first: datetime
     last: datetime
-    driver: str
-    runs: tuple[str, ...]
+    driver: Text
+    runs: tuple[Text, ...]
     measurements: int = Field(ge=0)
 
 
@@ -165,7 +166,7 @@ class RoutingTable(_Frozen):
         try:
             table = cls.model_validate(fields)
         except ValidationError as error:
-            first = error.errors()[0]
+            first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the table"
             raise TableError(
                 f"The routing table is malformed at {where}: {first['msg']}.",
@@ -205,14 +206,14 @@ class RoutingTable(_Frozen):
         """The one backend that minimizes the sum of weight(M) x time(M) over the profile.
 
         time(M) is the backend's best time at the smallest measured count that is at least M (vLLM pads
-        up); a backend that was not measured at one of them is left out. None if a token count lies
-        outside the table or no allowed backend covers the profile.
+        decode steps up) and at most 2M; a backend that was not measured at one of them is left out.
+        None if a token count of the profile has no such measured count, or no allowed backend covers it.
         """
         totals: dict[BackendName, float] = {}
         seen: list[dict[BackendName, float]] = []
         for tokens in profile.weights:
             index = bisect.bisect_left(self._lasts, tokens)
-            if index == len(self.routes):
+            if index == len(self.routes) or self.routes[index].tokens > 2 * tokens:
                 return None
             route = self.routes[index]
             times: dict[BackendName, float] = {route.baseline.backend: route.baseline_timing.p50_us}
@@ -223,9 +224,11 @@ class RoutingTable(_Frozen):
             seen.append(times)
         for backend in set.intersection(*(set(times) for times in seen)):
             if allowed is None or backend in allowed:
-                totals[backend] = sum(
-                    weight * times[backend]
-                    for weight, times in zip(profile.weights.values(), seen, strict=True)
+                totals[backend] = significant(
+                    sum(
+                        weight * times[backend]
+                        for weight, times in zip(profile.weights.values(), seen, strict=True)
+                    )
                 )
         if not totals:
             return None
@@ -250,6 +253,7 @@ class PublishedTable(_Frozen):
     revision: int | None = Field(default=None, description="null for a file that was never published")
     channel: str | None = None
     table: RoutingTable | None
+    broken: str = Field(default="", description="why the table is null although one was published")
 
 
 class Decision(_Frozen):

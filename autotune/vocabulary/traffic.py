@@ -20,7 +20,7 @@ MAX_BATCHED_TOKENS = 8192
 class TrafficProfile(BaseModel):
     """A named weight for each token count; weights are steps, in any unit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
     weights: dict[int, float] = Field(min_length=1)

@@ -14,7 +14,8 @@ from autotune.vocabulary.table import PublishedTable, RoutingTable
 
 def encode_published(published: PublishedTable) -> dict[str, Any]:
     """One table as plain JSON data; the table itself carries its own digest, or is null."""
-    data = published.model_dump(mode="json", exclude={"table"})
+    # Said only where it applies, so that lists without a broken table keep their digest.
+    data = published.model_dump(mode="json", exclude={"table"} if published.broken else {"table", "broken"})
     return {**data, "table": published.table.to_json_data() if published.table else None}
 
 

@@ -112,6 +112,13 @@ def test_the_baseline_holds_between_two_counts_where_it_is_kept() -> None:
     assert at(evidence, 20) == BASELINE
 
 
+def test_a_baseline_that_changes_between_two_counts_holds_at_each_alone() -> None:
+    """Between them vLLM's own tile is a third one that nobody timed."""
+    gemm = DeepGemmCandidate()
+    changed = [*finals(8, gemm, 0.9), *finals(32, gemm, 0.9, baseline=OTHER)]
+    assert [at(changed, tokens) for tokens in (8, 20, 32)] == [BASELINE, Miss.UNMEASURED, OTHER]
+
+
 def test_outside_the_measured_counts_there_is_no_answer() -> None:
     evidence = [*finals(8, FAST, 1.3), *finals(32, FAST, 1.2)]
     assert (at(evidence, 7), at(evidence, 33)) == (Miss.BELOW_RANGE, Miss.ABOVE_RANGE)

@@ -10,7 +10,7 @@ import pytest
 from autotune.choose.sweep import Sweep, SweepPlan
 from autotune.measure.task import Task
 from autotune.vocabulary.candidate import Candidate, DeepGemmCandidate, TritonCandidate
-from autotune.vocabulary.errors import AutotuneError, NotFoundError, UsageError
+from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundError, UsageError
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import Verdict
@@ -164,3 +164,44 @@ def test_the_number_of_trials_is_a_limit() -> None:
     Sweep(plan((8, 64), trials=10), SimulatedRunner(planted), store, Quiet()).execute()
     screened = Counter(m.tokens for m in store.rows.values() if m.stage is Stage.SCREEN)
     assert screened == {8: 10, 64: 10}
+
+
+class FullStore(ListStore):
+    """A store whose disk is full after some measurements."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def append(self, measurement: Measurement) -> bool:
+        if len(self.rows) >= self.room:
+            raise DatabaseError("The database is full.", "Make room.")
+        return super().append(measurement)
+
+
+def test_a_store_that_refuses_ends_the_sweep() -> None:
+    """Measuring on would waste the GPU's time, and leave out token counts without a word."""
+    runner, store = SimulatedRunner(planted), FullStore(5)
+    with pytest.raises(DatabaseError, match="full"):
+        Sweep(plan(), runner, store, Quiet()).execute()
+    assert len(store.rows) == 5
+    assert len(runner.tasks) == 1
+
+
+def test_a_narrower_sweep_keeps_what_is_on_record() -> None:
+    store = ListStore()
+    whole = Sweep(plan(), SimulatedRunner(planted), store, Quiet()).execute()
+    narrow = Sweep(plan(tokens=(8,)), SimulatedRunner(planted), store, Quiet()).execute()
+    assert whole.table is not None
+    assert narrow.table is not None
+    assert [r.tokens for r in narrow.table.routes] == [r.tokens for r in whole.table.routes]
+
+
+def test_a_run_is_resumed_with_fewer_token_counts() -> None:
+    store = ListStore()
+    first = Sweep(plan(), SimulatedRunner(planted), store, Quiet()).execute()
+    again = Sweep(plan(tokens=(8,), run=first.run), SimulatedRunner(planted), store, Quiet()).execute()
+    assert first.table is not None
+    assert again.table is not None
+    assert [r.tokens for r in again.table.routes] == [r.tokens for r in first.table.routes]
+    assert max(keys(store).values()) == 1

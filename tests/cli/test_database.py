@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from autotune.cli import database
 from autotune.db.engine import open_database
-from autotune.vocabulary.errors import MissingDependencyError
+from autotune.vocabulary.errors import DatabaseError, MissingDependencyError, UsageError
 
 
 @pytest.fixture
@@ -38,6 +39,51 @@ def test_the_default_database_is_in_the_current_folder(
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["db", "upgrade"]).exit_code == 0
     assert (tmp_path / "autotune.db").exists()
+
+
+@pytest.mark.parametrize("url", ["foo", "://x", "mysql://root@localhost/x", "sqlite://"])
+def test_a_malformed_url_is_bad_usage(app: typer.Typer, url: str) -> None:
+    result = CliRunner().invoke(app, ["db", "upgrade", "--db", url])
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.exit_code == 2
+    assert "sqlite:///" in result.exception.hint
+
+
+def test_upgrade_goes_beside_another_programs_tables_and_says_so(app: typer.Typer, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("CREATE TABLE bookmarks (x INTEGER)")
+    connection.close()
+    url = f"sqlite:///{tmp_path / 'x.db'}"
+    with pytest.raises(DatabaseError, match="belongs to another program"):
+        database.open_for_command(url)
+    result = CliRunner().invoke(app, ["db", "upgrade", "--db", url])
+    assert result.exit_code == 0, result.output
+    assert "stand beside ours: bookmarks." in result.stderr
+    database.open_for_command(url).close()
+
+
+def test_without_alembic_every_command_names_the_extra(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('sqlalchemy', 'alembic', 'fastapi', 'uvicorn'): sys.modules[name] = None\n"
+        "import importlib.util\n"
+        "importlib.util.find_spec = lambda name: sys.modules.get(name)\n"
+        "from autotune.cli import main\n"
+        "sys.argv = ['autotune', *sys.argv[1:]]\n"
+        "main()\n"
+    )
+    for arguments, extra in (
+        (["db", "upgrade"], "tune"), (["revisions"], "tune"), (["diff", "1", "2"], "tune"),
+        (["publish", "--none", "--reason", "r"], "tune"),
+        (["rollback", "--reason", "r"], "tune"), (["serve"], "server"),
+    ):  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        assert f"moe-autotune[{extra}]" in done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from autotune.vocabulary.catalogue import MODELS
+from autotune.cli.shipped import shipped
+from autotune.client.sources import starter
+from autotune.measure.evidence_file import find_evidence
+from autotune.vocabulary.catalogue import MODELS, resolve_problem
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,10 +26,13 @@ def test_the_list_names_every_model_with_dimensions_and_source() -> None:
     for model in MODELS:
         (row,) = (line.split() for line in lines if line.split()[:1] == [model.name])
         assert row[1:5] == [str(n) for n in (model.experts, model.intermediate, model.hidden, model.topk)]
-        assert row[5:] == [model.act, model.scheme.value]
-        (about,) = (line for line in lines if line.startswith(f"{model.name}: "))
+        assert row[5:7] == [model.act, model.scheme.value]
+        assert row[7:] == (["h200"] if model.name in ("qwen-moe-fp8", "qwen-moe-fp8-tensor") else [])
+        (first,) = (n for n, line in enumerate(lines) if line.startswith(f"{model.name}: "))
+        about = " ".join(" ".join(lines[first : first + 6]).split())
         assert model.source in about
     assert any("MXFP4" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_json_is_for_machines() -> None:
@@ -34,6 +41,8 @@ def test_json_is_for_machines() -> None:
     assert result.stderr == ""
     listed = json.loads(result.stdout)
     assert [entry["name"] for entry in listed] == [model.name for model in MODELS]
+    there = [{"gpu": "NVIDIA_H200", "evidence": True, "table": True}]
+    assert [entry["recorded"] for entry in listed[:3]] == [there, there, []]
     assert listed[0]["problem"] == "E=128,N=768,K=2048,topk=8,scheme=fp8_block128"
 
 
@@ -56,6 +65,23 @@ def test_a_config_is_shown_or_refused_by_reason(tmp_path: Path) -> None:
     assert refused.stdout == ""
     assert "quantized with awq" in refused.stderr
     assert "next:" in refused.stderr
+
+
+def test_a_device_or_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", str(tmp_path / "pipe")):
+        refused = run(path)
+        assert refused.returncode == 2
+        assert "no regular file" in refused.stderr
+
+
+def test_what_is_shipped_matches_what_the_files_hold() -> None:
+    for model, there in shipped().items():
+        problem = resolve_problem(model)[0]
+        for entry in there:
+            assert (find_evidence(problem, entry.gpu) is not None) is entry.evidence
+            tables = [t for t in starter().tables if (t.problem, t.environment.gpu) == (problem, entry.gpu)]
+            assert bool(tables) is entry.table
 
 
 def test_bad_usage_exits_2_with_what_to_do() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from autotune.cli import database, publishing
+from autotune.db.engine import open_database
+from autotune.db.keys import environment_digest
+from autotune.db.store import DatabaseStore
 from autotune.vocabulary.errors import AutotuneError
-from tests.factories import H200, PROBLEM, make_table
+from tests.factories import H100, H200, OTHER_PROBLEM, PROBLEM, make_measurement, make_table
 
 SHAPE = ["--gpu", "h200", "--shape", str(PROBLEM)]
 
@@ -67,8 +72,8 @@ def test_publish_list_compare_roll_back(commands: Commands) -> None:
     assert "already" in again.stdout
 
     listed = commands.run("revisions", "--gpu", "h200").stdout
-    rows = [line.split() for line in listed.splitlines() if "NVIDIA_H200" in line]
-    assert [row[:2] for row in rows] == [["2", "stable"], ["1", "NVIDIA_H200"]]
+    rows = [line.split() for line in listed.splitlines() if " ada " in line]
+    assert [(row[0], "stable" in row) for row in rows] == [("2", True), ("1", False)]
     assert listed.index("swept again") < listed.rindex("swept")
     numbers = [r["number"] for r in commands.json("revisions")["revisions"]]  # type: ignore[attr-defined]
     assert numbers == [2, 1]
@@ -106,13 +111,26 @@ def test_nothing_published_yet_is_no_failure(commands: Commands) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["publish"], "Name a table file, or --none"),
-        (["publish", "a.json", "--none"], "not both"),
+        (["publish", "--reason", "r"], "Name a table file, or --none"),
+        (["publish", "a.json", "--none", "--reason", "r"], "not both"),
+        (["publish", "a.json", "--vllm", "0.25.1", "--reason", "r"], "says its own"),
+        (["publish", "deep.json", "--reason", "r"], "nests too deeply"),
+        (["publish", "huge.json", "--reason", "r"], "too large"),
+        (["publish", "half.json", "--reason", "r"], "surrogate"),
+        (["publish", "folder", "--reason", "r"], "cannot be read"),
+        (["diff", "deep.json", "a.json"], "nests too deeply"),
+        (["diff", "none", "none"], "differs in nothing"),
+        (["diff", "a.json", "other.json"], "E=8,N=14336,K=4096,topk=2,scheme=bf16 on NVIDIA_H200"),
+        (["diff", "a.json", "h100.json"], "on NVIDIA_H100"),
+        (["publish", "--none", *SHAPE, "--vllm", "", "--reason", "r"], "no version"),
+        (["rollback", *SHAPE, "--environment", "xyz", "--reason", "r"], "environment's digest"),
+        (["revisions", "--environment", "%%%%"], "environment's digest"),
+        (["revisions", "--db", "foo"], "does not parse"),
         (["publish", "a.json", "--gpu", "h200", "--reason", "r"], "says its own"),
         (["publish", "absent.json", "--reason", "r"], "cannot be read"),
         (["publish", "junk.json", "--reason", "r"], "is no JSON"),
         (["publish", "cut.json", "--reason", "r"], "does not match its content"),
-        (["publish", "a.json"], "The reason must be one line"),
+        (["publish", "a.json", "--reason", ""], "The reason must be one line"),
         (["publish", "a.json", "--reason", "r", "--channel", "No!"], "no channel name"),
         (["publish", "--none", "--reason", "r"], "--gpu is missing"),
         (["publish", "--none", "--gpu", "h200", "--reason", "r"], "--model or by --shape"),
@@ -129,7 +147,13 @@ def test_nothing_published_yet_is_no_failure(commands: Commands) -> None:
 def test_bad_usage_says_what_to_do(commands: Commands, arguments: list[str], message: str) -> None:
     commands.run("db", "upgrade")
     commands.table("a.json")
+    commands.table("other.json", problem=OTHER_PROBLEM)
+    commands.table("h100.json", environment=H100)
     (commands.folder / "junk.json").write_text("{")
+    (commands.folder / "deep.json").write_text("[" * 200_000)
+    (commands.folder / "huge.json").write_text('{"margin": 1e999}')
+    (commands.folder / "half.json").write_text('{"margin": "\\ud800"}')
+    (commands.folder / "folder").mkdir()
     cut = {**make_table().to_json_data(), "margin": 0.5}
     (commands.folder / "cut.json").write_text(json.dumps(cut))
     with pytest.raises(AutotuneError) as caught:
@@ -138,12 +162,144 @@ def test_bad_usage_says_what_to_do(commands: Commands, arguments: list[str], mes
     assert caught.value.hint
 
 
-def test_several_tables_that_fit_are_listed(commands: Commands) -> None:
-    older = H200.model_copy(update={"vllm": "0.24.0"})
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["publish", "a.json"], "Missing option '--reason'"),
+        (["rollback", *SHAPE], "Missing option '--reason'"),
+        (["revisions", "--limit", "9223372036854775808"], "less than or equal to 100000"),
+        (["revisions", "--limit", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_options_that_are_missing_or_out_of_range(
+    app: typer.Typer, arguments: list[str], message: str
+) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("\u2502", " ").split())
+
+
+NEWER = H200.model_copy(update={"vllm": "0.26.0"})
+
+
+@pytest.fixture
+def two_environments(commands: Commands) -> Commands:
+    """Revision 1 is for vLLM 0.25.1 and revision 2 for 0.26.0, both in stable."""
     commands.run("publish", commands.table("a.json"), "--reason", "r")
-    commands.run("publish", commands.table("b.json", environment=older), "--reason", "r")
-    with pytest.raises(AutotuneError, match=r"Several tables fit.*vllm 0.24.0.*--to N"):
-        commands.run("publish", "--none", *SHAPE, "--reason", "r")
+    commands.run("publish", commands.table("b.json", environment=NEWER), "--reason", "r")
+    return commands
+
+
+def pointing(commands: Commands, *arguments: str) -> dict[str, tuple[str, str | None]]:
+    """What each channel points at: vLLM's version and the table's digest."""
+    found = {}
+    for r in commands.json("revisions", *arguments)["revisions"]:  # type: ignore[attr-defined]
+        for channel in r["channels"]:
+            found[f"{channel} {r['environment']['vllm']}"] = r["table_digest"]
+    return found
+
+
+def test_several_tables_that_fit_are_listed(two_environments: Commands) -> None:
+    listed = rf"Several tables fit.*vllm 0.25.1.*vllm 0.26.0.*{environment_digest(NEWER)[:8]}.*--vllm"
+    for arguments in (["publish", "--none"], ["rollback", "--to", "none"], ["rollback"]):
+        with pytest.raises(AutotuneError, match=listed):
+            two_environments.run(*arguments, *SHAPE, "--reason", "r")
     # A number is never ambiguous.
-    back = commands.json("rollback", *SHAPE, "--to", "2", "--reason", "r")
+    back = two_environments.json("rollback", *SHAPE, "--to", "2", "--reason", "r")
     assert back["changed"] is False
+
+
+@pytest.mark.parametrize("how", [["publish", "--none"], ["rollback", "--to", "none"]])
+@pytest.mark.parametrize(
+    "which",
+    [["--vllm", "0.26.0"], ["--vllm", "0.26.0+cu130"], ["--environment", environment_digest(NEWER)[:8]]],
+)
+def test_one_of_two_environments_is_stopped(
+    two_environments: Commands, how: list[str], which: list[str]
+) -> None:
+    two_environments.run(*how, *SHAPE, *which, "--reason", "stop")
+    now = pointing(two_environments)
+    assert now["stable 0.26.0"] is None
+    assert now["stable 0.25.1"] == make_table().digest
+    with pytest.raises(AutotuneError, match=r"Nothing is published for .*vllm 0\.99"):
+        two_environments.run(*how, *SHAPE, "--vllm", "0.99", "--reason", "stop")
+    with pytest.raises(AutotuneError, match=r"Revision 1 is for .*vllm 0.25.1.*not for .*vllm 0.26.0"):
+        two_environments.run("rollback", *SHAPE, "--to", "1", "--vllm", "0.26.0", "--reason", "r")
+
+
+def test_revisions_show_and_take_what_tells_environments_apart(two_environments: Commands) -> None:
+    listed = two_environments.run("revisions").stdout
+    for environment in (H200, NEWER):
+        assert f"vllm {environment.vllm}, " in listed
+        assert f"environment {environment_digest(environment)[:8]}" in listed
+    for which in (["--vllm", "0.26.0"], ["--environment", environment_digest(NEWER)[:6].upper()]):
+        found = two_environments.json("revisions", *which)["revisions"]
+        assert [r["number"] for r in found] == [2]  # type: ignore[attr-defined]
+
+
+def test_none_in_a_channel_that_points_nowhere_yet(two_environments: Commands) -> None:
+    stop = ["publish", "--none", *SHAPE, "--channel", "canary", "--reason", "r"]
+    with pytest.raises(AutotuneError, match="Several tables fit"):
+        two_environments.run(*stop)
+    two_environments.run(*stop, "--vllm", "0.25.1")
+    assert pointing(two_environments, "--vllm", "0.25.1")["canary 0.25.1"] is None
+    # Rolling back needs something to go back to.
+    with pytest.raises(AutotuneError, match="Nothing is published"):
+        two_environments.run("rollback", *SHAPE, "--vllm", "0.26.0", "--channel", "canary", "--reason", "r")
+
+
+def test_none_for_what_was_measured_only(commands: Commands) -> None:
+    with open_database(f"sqlite:///{commands.folder / 'cli.db'}") as opened:
+        DatabaseStore(opened).append(make_measurement())
+    commands.run("publish", "--none", *SHAPE, "--reason", "not yet")
+    assert pointing(commands) == {"stable 0.25.1": None}
+
+
+def test_diff_names_the_layers_and_takes_none(two_environments: Commands) -> None:
+    text = two_environments.run("diff", "1", "2").stdout
+    assert f"before (1): {PROBLEM} on NVIDIA_H200, fp8" in text
+    assert f"after (2): {PROBLEM} on NVIDIA_H200, fp8" in text
+    assert "vllm 0.25.1" in text
+    assert "vllm 0.26.0" in text
+    for sides in (("none", "1"), ("1", "none"), ("none", "a.json")):
+        text = two_environments.run("diff", *sides).stdout
+        assert "(none): nothing is applied" in text
+        assert "7 of 7 ranges run something else" in text
+    data = two_environments.json("diff", "none", "2")
+    assert data["before_of"] is None
+    assert data["after_of"]["environment"]["vllm"] == "0.26.0"  # type: ignore[index]
+
+
+def test_revisions_fit_the_terminal(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "swept again after the driver was upgraded, " * 20
+    commands.run("publish", commands.table("a.json"), "--reason", reason, "--author", "a" * 100)
+    commands.run("publish", commands.table("a.json"), "--reason", reason, "--channel", "canary")
+    for columns in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = commands.run("revisions").stdout.splitlines()
+        # Two lines of heading, one of column names, one a revision.
+        assert len(lines) == 5, lines
+        assert max(len(line) for line in lines) <= columns
+        assert all("swept" in line and line.endswith("...") for line in lines[3:])
+        assert all(
+            part in lines[4] for part in (f"{datetime.now(UTC):%Y-}", "stable", make_table().digest[:12])
+        )
+    wide = commands.run("revisions", "--wide").stdout
+    assert reason.strip() in wide
+    assert "a" * 100 in wide
+
+
+def test_a_tampered_table_is_named_by_route(commands: Commands) -> None:
+    from autotune.cli import routing
+
+    built = typer.Typer(pretty_exceptions_enable=False)
+    routing.add_to(built)
+    commands.run("publish", commands.table("a.json"), "--reason", "r")
+    with sqlite3.connect(commands.folder / "cli.db") as connection:
+        connection.execute("DROP TRIGGER routing_tables_immutable")
+        connection.execute("UPDATE routing_tables SET content = json_set(content, '$.margin', 0.5)")
+    connection.close()
+    result = CliRunner().invoke(built, ["route", *SHAPE, "--tokens", "8", "--json"])
+    decision = json.loads(result.stdout)
+    assert (decision["answer"], decision["reason"]) == ("fallback", "broken_table")
+    assert "does not match its content" in decision["detail"]

@@ -130,5 +130,31 @@ def test_an_address_that_is_not_ours() -> None:
 
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"fastapi.*moe-autotune\[server\]"):
+    # Also for what the database needs: one installation is enough.
+    with pytest.raises(MissingDependencyError, match=r"sqlalchemy.*fastapi.*moe-autotune\[server\]"):
         serving.serve()
+
+
+def test_tokens_that_name_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_TOKENS", ",,,")
+    with pytest.raises(UsageError, match="names no token"):
+        serving.serve(port=0)
+
+
+def test_head_over_a_real_socket(service: Service) -> None:
+    with httpx.Client(base_url=service.url, timeout=30) as http:
+        for path in ("/", "/readyz", "/routing/tables"):
+            got, head = http.get(path), http.head(path)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-length"] == str(len(got.content))
+    service.stop(signal.SIGTERM)
+    assert "Traceback" not in service.log.read_text()
+
+
+def test_a_database_renamed_under_a_running_service(service: Service, tmp_path: Path) -> None:
+    for file in tmp_path.glob("x.db*"):
+        file.rename(tmp_path / f"away-{file.name}")
+    body = {"table": make_table().to_json_data(), "author": "ada", "reason": "swept"}
+    assert httpx.get(f"{service.url}/readyz").status_code == 503
+    answer = httpx.post(f"{service.url}/revisions", json=body, headers=HEADERS)
+    assert (answer.status_code, "no longer at its path" in answer.json()["detail"]) == (503, True)

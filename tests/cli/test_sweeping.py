@@ -198,3 +198,59 @@ def test_an_interrupted_sweep_keeps_its_measurements(tmp_path: Path, number: sig
     done = run(tmp_path, *arguments, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert len(RoutingTable.from_json_data(json.loads(done.stdout)).routes) == 40
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [(("--routing", "zipf:1.2"), "zipf:1.2"), (("--checkpoint", "compressed-tensors"), "compressed-tensors")],
+)
+def test_what_was_not_recorded_is_refused_before_anything_runs(
+    tmp_path: Path, evidence: Path, options: tuple[str, str], word: str
+) -> None:
+    done = run(tmp_path, *MODEL, "--evidence", str(evidence), *options)
+    assert done.returncode == 1
+    assert word in done.stderr
+    assert "uniform" in done.stderr
+    assert "--resume" not in done.stderr
+    assert not (tmp_path / "sweep.db").exists()
+
+
+def test_it_says_that_an_unpublished_table_is_used_by_nothing(tmp_path: Path, evidence: Path) -> None:
+    assert "--publish" in run(tmp_path, *MODEL, "--evidence", str(evidence)).stderr
+    published = run(tmp_path, *MODEL, "--evidence", str(evidence), "--publish").stderr
+    assert "published as revision 1 on channel stable" in published
+    again = run(tmp_path, *MODEL, "--evidence", str(evidence), "--publish").stderr
+    assert "nothing to publish" in again
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.3, 0.5])
+def test_an_interrupt_while_starting_is_no_traceback(tmp_path: Path, delay: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autotune", "models"],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    # Python itself may be interrupted before a line of ours runs; ours must not show a trace.
+    assert "autotune/" not in errors
+    assert process.returncode != 130 or errors.strip() == "interrupted"
+
+
+def test_a_full_disk_under_stdout_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", "--version"],
+            env=environment(tmp_path),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "cannot be written" in done.stderr

@@ -64,8 +64,45 @@ def test_text_for_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bad_usage_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(run("--model", "qwen-moe-fp9").exception, UsageError)
-    monkeypatch.setenv("AUTOTUNE_TIMEOUT", "soon")
-    assert isinstance(run().exception, UsageError)
+    assert run("--tp", "0").exit_code == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("MODE", "foo"), ("TIMEOUT", "soon"), ("MATCH", "some")])
+def test_a_bad_setting_is_a_finding(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"AUTOTUNE_{name}", value)
+    result = run()
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Nothing would be applied: ")
+    assert f"AUTOTUNE_{name}" in result.stdout.splitlines()[0]
+    report = json.loads(run("--json").stdout)
+    assert repr(value) in report["warnings"][0]
+    assert report["variables"][f"AUTOTUNE_{name}"] == value
+
+
+def test_it_says_what_it_read_and_what_the_model_would_get_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ".join(run("--model", "qwen-moe-fp8").stdout.split())
+    assert "AUTOTUNE_TABLE names it; the plugin reads no database, so not autotune.db either" in text
+    assert "nothing here; on NVIDIA_H200 (sm_90; vllm 0.25.1, torch 2.11.0, triton 3.6.0, cuda 13.0) " in text
+    assert "this table would give tiles for M in 1..64" in text
+    monkeypatch.delenv("AUTOTUNE_TABLE")
+    assert "the tables of this package" in " ".join(run().stdout.split())
+
+
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_URL", "http://me:s3cret@127.0.0.1:1")
+    monkeypatch.delenv("AUTOTUNE_TABLE")
+    monkeypatch.setenv("AUTOTUNE_DB", "postgresql://me:s3cret@host/db")
+    monkeypatch.setenv("AUTOTUNE_TOKENS", "s3cret:publish")
+    for result in (run("--model", "qwen-moe-fp8"), run("--json", "--model", "qwen-moe-fp8")):
+        assert result.exit_code == 0
+        assert "s3cret" not in result.output
+        assert "http://***@127.0.0.1:1" in result.stdout
+
+
+def test_it_fits_80_columns() -> None:
+    # A path is left whole, to be copied.
+    lines = run("--model", "qwen-moe-fp8").stdout.splitlines()
+    assert max(len(line) for line in lines if "/" not in line) <= 80
 
 
 def test_the_command_modules_are_cheap_to_import() -> None:

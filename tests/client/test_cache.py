@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,22 @@ def test_a_changed_body_is_ignored(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
     (tmp_path / "tables").write_text("a file where the folder should be")
     assert "cannot be written" in store(tmp_path).write(BODY, None)
+
+
+def test_the_cache_is_private_and_other_files_follow_the_umask(tmp_path: Path) -> None:
+    store(tmp_path).write(BODY, None)
+    assert stat.S_IMODE(store(tmp_path).path.stat().st_mode) == 0o600
+    before = os.umask(0o027)
+    try:
+        assert write_atomically(tmp_path / "out.json", "x", private=False) is None
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o640
+
+
+def test_a_device_is_written_to_and_not_replaced() -> None:
+    assert write_atomically(Path("/dev/null"), "x", private=False) is None
+    assert Path("/dev/null").is_char_device()
 
 
 def test_a_full_disk_leaves_the_old_content(tmp_path: Path) -> None:

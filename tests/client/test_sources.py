@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from autotune.client.cache import LastKnownGood
+from autotune.client.snapshot import hand_over, take_over
 from autotune.client.sources import from_path, resolve
+from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import Miss
 from autotune.vocabulary.wire import encode_tables
@@ -64,6 +67,8 @@ def test_a_file_of_anything_else_is_broken(tmp_path: Path, text: str | bytes) ->
     found = from_path(path)
     assert (found.tables, found.miss) == ((), Miss.BROKEN_TABLE)
     assert len(found.reasons) == 1
+    assert found.why.endswith(".")
+    assert not found.why.endswith("..")
 
 
 def test_an_explicit_file_wins_even_when_it_is_missing(tmp_path: Path) -> None:
@@ -114,7 +119,7 @@ def test_a_failing_service_counts_as_gone(tmp_path: Path, status: int) -> None:
         script.status = status
         found = resolve(here, GPU, {})
     assert len(found.tables) == 1
-    assert f"it answered {status}" in found.reasons[0]
+    assert f"it answered HTTP {status}" in found.reasons[0]
 
 
 def test_none_and_an_empty_list_are_final(tmp_path: Path) -> None:
@@ -141,7 +146,7 @@ def test_a_refusal_is_final_too(tmp_path: Path) -> None:
         script.status, script.body = 404, b"no such page"
         found = resolve(here, GPU, {})
     assert (found.tables, found.miss) == ((), Miss.UNREACHABLE)
-    assert "404: no such page" in found.reasons[0]
+    assert "was reached, but answered HTTP 404: no such page" in found.reasons[0]
 
 
 def cut(data: bytes) -> bytes:
@@ -170,16 +175,85 @@ def test_a_spoilt_answer_is_never_applied_in_part(tmp_path: Path, spoil: Callabl
 
 
 def test_a_table_of_a_later_schema_is_left_out_alone(tmp_path: Path) -> None:
-    listed = encode_tables([make_published(revision=3), make_published(revision=4)])["tables"]
-    listed[1]["table"]["schema_version"] = 2
-    from autotune.vocabulary.canonical import content_digest
-
     script = Script()
-    script.says({"tables": listed, "digest": content_digest(listed)})
+    script.says(with_one_of_a_later_schema())
     with http_service(script) as url:
         found = resolve(settings(tmp_path, url=url), GPU, {})
     assert [t.revision for t in found.tables] == [3]
     assert "schema 2" in found.reasons[0]
+
+
+def with_one_of_a_later_schema(position: int = 1) -> dict[str, Any]:
+    listed = encode_tables([make_published(revision=3), make_published(revision=4)])["tables"]
+    listed[position]["table"]["schema_version"] = 2
+    return {"tables": listed, "digest": content_digest(listed)}
+
+
+def listing(*items: object) -> dict[str, Any]:
+    return {"tables": list(items), "digest": content_digest(list(items))}
+
+
+@pytest.mark.parametrize(
+    "answer", [with_one_of_a_later_schema(0), with_one_of_a_later_schema(1), listing(1), listing({})]
+)
+def test_an_answer_that_cannot_be_read_whole_is_not_kept(tmp_path: Path, answer: dict[str, Any]) -> None:
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        good = resolve(here, GPU, {})
+        script.says(answer)
+        found = resolve(here, GPU, {})
+    assert "is not kept for later: not all of its tables can be read" in found.reasons[-1]
+    gone = resolve(here, GPU, {})
+    assert (gone.digest, [t.revision for t in gone.tables]) == (good.digest, [3])
+
+
+SECRET = "s3cret-Word"
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["http://me:{0}@{1}", "http://{0}@{1}", "http://me:{0}@", "http://me:{0}@[", "http://me:{0}/x@{1}",
+     "me:{0}@{1}", "ftp://me:{0}@{1}"],
+)  # fmt: skip
+def test_a_password_in_the_address_is_never_shown(tmp_path: Path, form: str) -> None:
+    found = resolve(settings(tmp_path, url=form.format(SECRET, "127.0.0.1:1")), GPU, {})
+    assert found.miss is Miss.UNREACHABLE
+    assert SECRET not in f"{found.source} {found.reasons}"
+    assert "***@" in found.source
+
+
+def test_a_password_is_sent_and_kept_out_of_every_file_and_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url.replace("//", f"//me:{SECRET}@"))
+        found = resolve(here, GPU, {})
+        env: dict[str, str] = {}
+        assert hand_over(found, here, env) is None
+        assert take_over(here, env)[0] is not None
+        script.status, script.body = 404, b"no"
+        refused = resolve(here, GPU, {})
+    assert len(found.tables) == 1
+    assert script.requests[0][1]["authorization"] == f"Basic {b64encode(f'me:{SECRET}'.encode()).decode()}"
+    written = "".join(file.read_text() for file in (tmp_path / "cache").rglob("*.json"))
+    assert "***@127.0.0.1" in written
+    for text in (written, caplog.text, f"{found.source} {refused.source} {refused.reasons}"):
+        assert SECRET not in text
+
+
+@pytest.mark.parametrize("channel", ["st\udcff", "Stable", "", "a" * 64, "a b"])
+def test_a_name_that_no_channel_has_is_a_reason(tmp_path: Path, channel: str) -> None:
+    script = Script()
+    with http_service(script) as url:
+        found = resolve(settings(tmp_path, url=url, channel=channel), GPU, {})
+    assert found.miss is Miss.UNREACHABLE
+    assert "is no channel name" in found.reasons[0]
+    assert script.requests == []
 
 
 @pytest.mark.parametrize("behave", [silent, trickle])

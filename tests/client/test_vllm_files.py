@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.client.vllm_files import export_vllm
-from autotune.vocabulary.candidate import DeepGemmCandidate, FlashinferCutlassCandidate, TritonCandidate
+from autotune.vocabulary.candidate import (
+    Candidate,
+    DeepGemmCandidate,
+    FlashinferCutlassCandidate,
+    TritonCandidate,
+)
 from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.problem import Problem
-from autotune.vocabulary.table import Miss, RoutingTable, Verdict
+from autotune.vocabulary.table import Alternative, Miss, RoutingTable, Speedup, Timing, Verdict
 from tests.factories import BASELINE, PROBLEM, make_table, triton
 
 WIN = triton(16, swap_ab=True)
@@ -69,7 +74,34 @@ def test_what_a_file_cannot_say_is_said() -> None:
     assert "swap_ab" in lost(winner=triton(16, swap_ab=False))
     assert "deep_gemm wins at 1, 2, 4, 5..8" in lost(winner=DeepGemmCandidate(), firsts={4: 4})
     assert "unaided vLLM runs flashinfer_cutlass" in lost(baseline=FlashinferCutlassCandidate())
-    assert "below 1 and above 64" in lost()
+    assert "at 65 and above the plugin leaves vLLM's own tile; the file gives the baseline's" in lost()
+
+
+def test_every_unmeasured_count_is_named() -> None:
+    firsts = {8: 8, 16: 16, 64: 64}
+    tokens = (2, 8, 16, 64)
+
+    def unmeasured(baseline: Candidate) -> str:
+        (file,) = export_vllm([make_table(tokens=tokens, firsts=firsts, baseline=baseline)])
+        (line,) = (sentence for sentence in file.lost if sentence.startswith("unmeasured"))
+        return line
+
+    counts = "at 1, 3..7, 9..15, 17..63, 65 and above "
+    assert counts in unmeasured(BASELINE)
+    assert "baseline's tile of the nearest measured count" in unmeasured(BASELINE)
+    assert counts in unmeasured(FlashinferCutlassCandidate())
+    assert "without evidence" in unmeasured(FlashinferCutlassCandidate())
+
+
+def test_counts_below_an_alternatives_own_are_named_too() -> None:
+    made = make_table(tokens=(8,), firsts={8: 5}, winner=DeepGemmCandidate())
+    other = Alternative(
+        candidate=triton(32), first=7, timing=Timing(p50_us=30, p95_us=31),
+        speedup=Speedup(median=1.11, low=1.1), final=True, evidence=("e" * 64,),
+    )  # fmt: skip
+    route = made.routes[0].model_copy(update={"alternatives": (other,)})
+    (file,) = export_vllm([made.model_copy(update={"routes": (route,)})])
+    assert "unmeasured counts: at 1..4, 5..6, 9 and above" in " ".join(file.lost)
 
 
 def test_two_tables_of_one_name_are_refused() -> None:

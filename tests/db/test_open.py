@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,8 +22,14 @@ from autotune.db.engine import Database, open_database
 from autotune.db.models import Base
 from autotune.db.schema import VERSION_TABLE, is_ours
 from autotune.db.store import DatabaseStore
+from autotune.db.telemetry import TelemetryCount, TelemetryRepository
 from autotune.db.urls import parse_url
-from autotune.vocabulary.errors import DatabaseError, MissingDependencyError, SchemaVersionError
+from autotune.vocabulary.errors import (
+    DatabaseError,
+    MissingDependencyError,
+    SchemaVersionError,
+    UsageError,
+)
 from tests.factories import PROBLEM, make_measurement
 
 
@@ -101,22 +112,24 @@ def test_first_opening_by_many_processes_at_once(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "expected"),
+    ("bad", "expected", "exit_code"),
     [
-        ("autotune.db", "sqlite:///autotune.db"),
-        ("not a url", "does not parse"),
-        ("", "does not parse"),
-        ("postgresql://host:port/x", "does not parse"),
-        ("mysql://root@localhost/x", "mysql databases are not supported"),
-        ("sqlite://", "needs a file"),
-        ("sqlite:///:memory:", "needs a file"),
-        ("sqlite:////no/such/folder/x.db", "Create its folder"),
-        ("postgresql://user:hunter2@127.0.0.1:1/x", "Check that the server runs"),
+        ("autotune.db", "sqlite:///autotune.db", 2),
+        ("not a url", "does not parse", 2),
+        ("", "does not parse", 2),
+        ("postgresql://host:port/x", "does not parse", 2),
+        ("mysql://root@localhost/x", "mysql databases are not supported", 2),
+        ("sqlite+nothing:///x.db", "cannot be opened", 2),
+        ("sqlite://", "needs a file", 2),
+        ("sqlite:///:memory:", "needs a file", 2),
+        ("sqlite:////no/such/folder/x.db", "Create its folder", 1),
+        ("postgresql://user:hunter2@127.0.0.1:1/x", "Check that the server runs", 1),
     ],
 )
-def test_unusable_urls_say_what_to_do(bad: str, expected: str) -> None:
-    with pytest.raises(DatabaseError) as caught:
+def test_unusable_urls_say_what_to_do(bad: str, expected: str, exit_code: int) -> None:
+    with pytest.raises(UsageError if exit_code == 2 else DatabaseError) as caught:
         open_database(bad)
+    assert caught.value.exit_code == exit_code
     assert expected in str(caught.value)
     assert caught.value.hint
     assert "hunter2" not in str(caught.value)
@@ -151,14 +164,50 @@ def test_a_folder_is_no_database(tmp_path: Path) -> None:
         open_database(f"sqlite:///{tmp_path}")
 
 
-def test_another_programs_table_in_the_way(tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+def make_foreign(url: str, *names: str) -> None:
+    engine = create_engine(parse_url(url))
     with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE measurements (x INTEGER)"))
+        for name in names:
+            connection.execute(text(f"CREATE TABLE {name} (x INTEGER)"))
+    engine.dispose()
+
+
+def names_in(url: str) -> list[str]:
+    engine = create_engine(parse_url(url))
+    try:
+        return sorted(inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+
+
+def test_another_programs_database_is_left_alone(url: str) -> None:
+    make_foreign(url, "bookmarks", "cookies")
+    for create in (True, False):
+        with pytest.raises(DatabaseError, match=r"bookmarks, cookies.*autotune db upgrade"):
+            open_database(url, create=create)
+    assert names_in(url) == ["bookmarks", "cookies"]
+    open_database(url, adopt=True).close()
+    # From then on it is ours as well.
+    open_database(url).close()
+    assert {"bookmarks", "cookies", "measurements", VERSION_TABLE} <= set(names_in(url))
+
+
+def test_another_programs_table_in_the_way(url: str) -> None:
+    make_foreign(url, "measurements")
+    with pytest.raises(DatabaseError, match="belongs to another program"):
+        open_database(url)
     with pytest.raises(DatabaseError, match="database of its own"):
-        open_database(f"sqlite:///{tmp_path / 'x.db'}")
+        open_database(url, adopt=True)
     # Nothing of ours was left behind by the migration that failed.
-    assert inspect(engine).get_table_names() == ["measurements"]
+    assert names_in(url) == ["measurements"]
+
+
+def test_a_database_that_optuna_made_first_is_shared(url: str) -> None:
+    optuna = pytest.importorskip("optuna")
+    optuna.create_study(storage=parse_url(url).render_as_string(hide_password=False), study_name="s")
+    assert set(names_in(url)) <= schema.OPTUNA_TABLES
+    open_database(url).close()
+    assert {"studies", "measurements"} <= set(names_in(url))
 
 
 def test_a_missing_file_is_not_made_by_a_reader(tmp_path: Path) -> None:
@@ -168,19 +217,109 @@ def test_a_missing_file_is_not_made_by_a_reader(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_read_only_file_can_be_read_but_not_written(tmp_path: Path) -> None:
-    path = tmp_path / "x.db"
-    with open_database(f"sqlite:///{path}") as database:
+@contextmanager
+def not_root() -> Iterator[None]:
+    """Root may write everything: act as an account that may not."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that another account may read."""
+    folder = Path(tempfile.mkdtemp(prefix="autotune-ro-"))
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("folder_mode", [0o555, 0o777])
+def test_a_read_only_file_can_be_read_but_not_written(shared_folder: Path, folder_mode: int) -> None:
+    # With what a URI would take for its own.
+    path = shared_folder / "a b?c#d%41.db"
+    engine = engine_module._engine(parse_url("sqlite:///x").set(database=str(path)))
+    with Database(engine) as database:
+        database.upgrade()
         DatabaseStore(database).append(make_measurement())
-    # The URI form asks SQLite itself for read-only access, which holds for root as well.
-    engine = engine_module._engine(
-        parse_url(f"sqlite:///{path}").set(database=f"file:{path}", query={"mode": "ro", "uri": "true"})
-    )
-    with Database(engine) as read_only:
-        assert read_only.upgrade() is False
+    url = str(engine.url)
+    assert parse_url(url).database == str(path)
+    path.chmod(0o444)
+    shared_folder.chmod(folder_mode)
+    with not_root(), open_database(url, create=False) as read_only:
+        assert read_only.name == url
         assert len(DatabaseStore(read_only).measurements(PROBLEM)) == 1
         with pytest.raises(DatabaseError, match="Make the file and its folder writable"):
             DatabaseStore(read_only).append(make_measurement(tokens=2))
+
+
+def test_a_read_only_file_that_another_process_writes_shows_what_is_new(shared_folder: Path) -> None:
+    url = f"sqlite:///{shared_folder / 'x.db'}"
+    with open_database(url) as writer:
+        (shared_folder / "x.db").chmod(0o644)
+        DatabaseStore(writer).append(make_measurement())
+        with not_root(), open_database(url, create=False) as reader:
+            assert len(DatabaseStore(reader).measurements(PROBLEM)) == 1
+
+
+@pytest.mark.parametrize("how", ["renamed", "deleted", "replaced"])
+def test_a_file_that_is_taken_away_is_noticed(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "x.db"
+    with open_database(f"sqlite:///{path}") as database:
+        store = DatabaseStore(database)
+        store.append(make_measurement())
+        kept = [path.with_name(f"x.db{end}") for end in ("", "-wal", "-shm")]
+        for file in kept:
+            file.rename(f"{file}.away")
+        if how == "deleted":
+            for file in kept:
+                Path(f"{file}.away").unlink()
+        elif how == "replaced":
+            open_database(f"sqlite:///{path}").close()
+        expected = "replaced by another file" if how == "replaced" else "no longer at its path"
+        for work in (database.check, lambda: store.append(make_measurement(tokens=2)), store_reads(store)):
+            with pytest.raises(DatabaseError, match=expected):
+                work()
+        if how == "renamed":
+            for file in kept:
+                Path(f"{file}.away").rename(file)
+            database.check()
+            assert store.append(make_measurement(tokens=2))
+
+
+def store_reads(store: DatabaseStore) -> Callable[[], object]:
+    return lambda: store.measurements(PROBLEM)
+
+
+def test_a_file_that_goes_away_during_a_write_is_not_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    database = open_database(f"sqlite:///{path}")
+
+    def write() -> None:
+        with database.write() as session:
+            session.execute(text("DELETE FROM telemetry"))
+            path.rename(tmp_path / "away.db")
+
+    with database, pytest.raises(DatabaseError, match="no longer at its path"):
+        write()
+
+
+@pytest.mark.parametrize(("instance", "count"), [("i", 2**70), ("\ud800", 1)])
+def test_values_that_cannot_be_sent_are_usage_errors(database: Database, instance: str, count: int) -> None:
+    row = TelemetryCount(problem="p", tokens=1, answer="route", reason="", revision=None, count=count)
+
+    def add() -> None:
+        with database.write() as session:
+            TelemetryRepository(session).add(instance, "NVIDIA_H200", [row])
+
+    with pytest.raises(UsageError, match="cannot store a value"):
+        add()
 
 
 def test_a_writer_that_cannot_get_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

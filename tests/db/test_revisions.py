@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,12 +10,17 @@ import pytest
 from sqlalchemy import text
 
 from autotune.db.engine import Database
+from autotune.db.keys import environment_digest
+from autotune.db.measurements import MeasurementRepository
 from autotune.db.revisions import Key, RevisionRepository
 from autotune.db.source import DatabaseSource
+from autotune.db.store import DatabaseStore
 from autotune.publish import publish
+from autotune.vocabulary.decide import Query, decide
 from autotune.vocabulary.errors import ConflictError, DatabaseError, NotFoundError
-from autotune.vocabulary.table import RoutingTable
-from tests.factories import H100, H200, PROBLEM, make_table
+from autotune.vocabulary.table import Miss, RoutingTable
+from autotune.vocabulary.wire import decode_tables, encode_tables
+from tests.factories import H100, H200, PROBLEM, make_measurement, make_table
 
 
 def put(database: Database, table: RoutingTable, channel: str = "stable") -> int:
@@ -96,9 +102,7 @@ def test_source_hands_out_none(database: Database) -> None:
     assert published.revision is not None
 
 
-def test_a_broken_table_is_left_out_with_a_reason(
-    database: Database, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_table_comes_with_its_reason(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     bad = make_table()
     put(database, make_table(environment=H100))
     put(database, bad)
@@ -112,5 +116,40 @@ def test_a_broken_table_is_left_out_with_a_reason(
         )
     with caplog.at_level(logging.WARNING):
         tables = DatabaseSource(database).tables(None)
-    assert [t.environment.gpu for t in tables] == [H100.gpu]
+    (good, broken) = tables
+    assert (good.environment, good.broken) == (H100, "")
+    assert good.table is not None
+    assert (broken.environment, broken.table) == (H200, None)
+    assert "malformed" in broken.broken
     assert bad.digest[:12] in caplog.text
+    query = Query(PROBLEM, environment=H200)
+    decision = decide(tables, query, 8)
+    assert (decision.answer, decision.reason, decision.revision) == ("fallback", Miss.BROKEN_TABLE, 2)
+    assert "malformed" in decision.detail
+    # The same after it has travelled.
+    received, unread = decode_tables(json.loads(json.dumps(encode_tables(tables))))
+    assert unread == ()
+    assert decide(received, query, 8).reason is Miss.BROKEN_TABLE
+    assert decide(received, Query(PROBLEM, environment=H100), 8).answer == "route"
+
+
+def test_revisions_are_found_by_their_environment(database: Database) -> None:
+    newer = H200.model_copy(update={"vllm": "0.26.0"})
+    put(database, make_table())
+    put(database, make_table(environment=newer))
+    with database.read() as session:
+        repository = RevisionRepository(session)
+        assert [r.number for r in repository.newest(vllm="0.26.0")] == [2]
+        assert [r.number for r in repository.newest(environment=environment_digest(H200)[:4])] == [1]
+        assert repository.newest(environment="%") == []
+        assert repository.newest(vllm="0.2") == []
+
+
+def test_where_a_problem_was_measured(database: Database) -> None:
+    newer = H200.model_copy(update={"vllm": "0.26.0"})
+    store = DatabaseStore(database)
+    for environment, tokens in ((newer, 1), (H200, 1), (newer, 2), (H100, 1)):
+        store.append(make_measurement(environment=environment, tokens=tokens))
+    with database.read() as session:
+        found = MeasurementRepository(session).environments(H200.gpu, PROBLEM)
+    assert found == [(H200, "fp8"), (newer, "fp8")]

@@ -14,8 +14,9 @@ from sqlalchemy import text
 from autotune.db.engine import open_database
 from autotune.server.app import create_app
 from autotune.server.settings import ServerSettings
+from autotune.vocabulary.wire import decode_tables
 from tests.factories import H100, OTHER_PROBLEM, PROBLEM, make_table
-from tests.server.conftest import Put
+from tests.server.conftest import Put, bearer
 from tests.server.test_routing import BASE
 
 VOID = {"meta", "link", "br"}
@@ -78,7 +79,66 @@ def test_unknown_paths_and_methods_are_problems(client: TestClient) -> None:
     missing = client.get("/nowhere")
     assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
     wrong = client.delete("/routing")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
+    long = client.get("/" + "x" * 60_000)
+    assert (long.status_code, len(long.text) < 600) == (404, True)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/healthz", "/readyz", "/metrics", "/routing", "/routing/table", "/routing/tables", "/revisions"],
+)
+def test_head_is_get_without_a_body(client: TestClient, put: Put, path: str) -> None:
+    put(make_table())
+    parameters = {k: v for k, v in BASE.items() if path == "/routing" or k != "tokens"}
+    parameters = parameters if path in ("/routing", "/routing/table") else {}
+    got, head = client.get(path, params=parameters), client.head(path, params=parameters)
+    assert (got.status_code, head.status_code, head.content) == (200, 200, b"")
+    if path != "/metrics":
+        assert head.headers == got.headers
+        assert int(head.headers["content-length"]) == len(got.content)
+    metrics = client.get("/metrics").text
+    assert f'method="HEAD",route="{path}",status="200"' in metrics
+    assert client.head("/telemetry").status_code == 405
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_database_file_that_is_taken_away(client: TestClient, tmp_path: Path, how: str) -> None:
+    assert client.get("/readyz").status_code == 200
+    for file in tmp_path.glob("service.db*"):
+        file.rename(tmp_path / f"away-{file.name}")
+    if how == "replaced":
+        open_database(f"sqlite:///{tmp_path / 'service.db'}").close()
+    body = {"table": make_table().to_json_data(), "author": "a", "reason": "r"}
+    for answer in (
+        client.get("/readyz"), client.get("/routing", params=BASE), client.get("/"),
+        client.post("/revisions", json=body, headers=bearer()),
+    ):  # fmt: skip
+        assert answer.status_code == 503
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "service.db" in answer.json()["detail"]
+    assert client.get("/healthz").status_code == 200
+
+
+def test_a_table_that_was_tampered_with(client: TestClient, put: Put, tmp_path: Path) -> None:
+    put(make_table())
+    put(make_table(environment=H100))
+    with open_database(f"sqlite:///{tmp_path / 'service.db'}") as other, other.write() as session:
+        session.execute(text("DROP TRIGGER routing_tables_immutable"))
+        session.execute(
+            text("UPDATE routing_tables SET content = json_set(content, '$.margin', 0.5) WHERE digest = :d"),
+            {"d": make_table().digest},
+        )
+    decision = client.get("/routing", params=BASE).json()
+    assert (decision["answer"], decision["reason"]) == ("fallback", "broken_table")
+    assert "does not match its content" in decision["detail"]
+    where = {"shape": str(PROBLEM), "gpu": "h200"}
+    assert client.get("/routing/table", params=where).status_code == 404
+    assert "broken" in client.get("/routing/table", params=where).json()["detail"]
+    assert client.get("/routing", params={**BASE, "gpu": "h100"}).json()["answer"] == "route"
+    tables, unread = decode_tables(client.get("/routing/tables").json())
+    assert ([bool(t.broken) for t in tables], unread) == ([False, True], ())
+    assert "<strong>broken</strong>" in client.get("/").text
 
 
 def test_metrics_count_requests_and_decisions(client: TestClient, put: Put) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fastapi.testclient import TestClient
 
+import autotune
+from autotune.server.texts import _OVER_HTTP
 from autotune.vocabulary.problem import GRAMMAR
 from autotune.vocabulary.table import Decision, RoutingTable
 from autotune.vocabulary.wire import decode_tables
@@ -218,3 +222,57 @@ def test_all_tables_of_a_gpu(client: TestClient, put: Put) -> None:
     changed = client.get("/routing/tables", params={"gpu": "h200"}, headers={"If-None-Match": tag})
     assert changed.status_code == 200
     assert len(client.get("/routing/tables").json()["tables"]) == 3
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"shape": "x" * 60_000},
+        {"shape": str(PROBLEM) + ",y" * 10_000},
+        {"shape": "E=128,N=768,K=2048,topk=8,scheme=" + "x" * 60_000},
+        {"gpu": "x" * 60_000},
+        {"gpu": "NVIDIA_" + "x" * 60_000},
+        {"dtype": "x" * 60_000},
+        {"block_shape": "x" * 60_000},
+        {"checkpoint": "x" * 60_000},
+        {"match": "x" * 60_000},
+        {"channel": "x" * 60_000},
+        {"tokens": "x" * 60_000},
+        {"vllm": "x" * 60_000},
+        {"x" * 60_000: "8"},
+    ],
+)
+def test_what_a_caller_sent_is_not_echoed_whole(client: TestClient, parameters: dict[str, str]) -> None:
+    answer = client.get("/routing", params={**BASE, **parameters})
+    assert answer.status_code == 400
+    assert len(answer.json()["detail"]) < 500
+    assert len(answer.text) < 2000
+
+
+def test_hints_speak_of_parameters(client: TestClient, put: Put) -> None:
+    put(make_table())
+    stale = ask(client, vllm="0.99.0")
+    assert "ask with match=compatible" in stale.detail
+    assert "AUTOTUNE" not in stale.detail
+    where = {"shape": str(PROBLEM), "gpu": "h200", "vllm": "0.99.0"}
+    table = client.get("/routing/table", params=where)
+    assert (table.status_code, "match=compatible" in table.text, "AUTOTUNE" in table.text) == (
+        404,
+        True,
+        False,
+    )
+    missing = client.get("/revisions/99")
+    assert missing.json()["hint"] == "GET /revisions lists them."
+
+
+def test_what_is_reworded_is_what_the_messages_say() -> None:
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("vocabulary", "db", ".")
+        for path in (Path(autotune.__path__[0]) / folder).glob("*.py")
+    )
+    # Long sentences are broken over lines there.
+    plain = source.replace('"\n        "', "").replace('"\n                "', "")
+    for ours, _ in _OVER_HTTP:
+        general = ours.replace("--author", "--{name}").replace("--reason", "--{name}")
+        assert ours in plain or general in plain, ours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from autotune.server.settings import ServerSettings
 from autotune.server.tokens import read_tokens
 from autotune.vocabulary.errors import UnknownNameError, UsageError
 from autotune.vocabulary.measurement import Status
-from tests.factories import H200, PROBLEM, make_measurement, make_table
+from tests.factories import H200, OTHER_PROBLEM, PROBLEM, make_measurement, make_table
 from tests.server.conftest import Put, bearer
 
 WRITES = [
@@ -71,6 +72,8 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
         ("short:measure", UsageError),
         ("long-enough-token-1:admin", UnknownNameError),
         ("/no/such/file", UsageError),
+        (",,,", UsageError),
+        (" , ", UsageError),
     ],
 )
 def test_bad_tokens_are_refused_without_being_shown(text: str, error: type[UsageError]) -> None:
@@ -204,3 +207,87 @@ def test_numbers_survive_the_way_through(client: TestClient, database: Database)
     body = json.dumps({"measurements": [measurement.model_dump(mode="json")]})
     client.post("/measurements", content=body, headers=bearer())
     assert DatabaseStore(database).measurements(PROBLEM)[0].digest == measurement.digest
+
+
+def test_a_token_file_without_tokens_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# nobody yet\n\n")
+    with pytest.raises(UsageError, match="names no token"):
+        read_tokens(str(file))
+    assert not read_tokens("")
+
+
+BAD_VALUES = [
+    ("tokens", "1180591620717411303424"),
+    ("tokens", '"1180591620717411303424"'),
+    ("recorded_at", '"0001-01-01T00:00:00+14:00"'),
+    ("recorded_at", '"9999-12-31T23:59:59-14:00"'),
+    ("compile_s", "1e999"),
+    ("compile_s", '"1e999"'),
+    ("compile_s", '"inf"'),
+    ("setup_s", "1e999"),
+    ("relative_error", "1e999"),
+    ("peak_bytes", "1" * 5000),
+    ("run", '"\\ud800"'),
+    ("driver", '"\\udc00\\ud800"'),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_VALUES)
+def test_measurements_that_cannot_be_stored(
+    client: TestClient, database: Database, field: str, value: str
+) -> None:
+    item = make_measurement().model_dump(mode="json")
+    text = json.dumps({"measurements": [{**item, field: "HERE"}]}).replace('"HERE"', value)
+    answer = client.post("/measurements", content=text, headers=bearer())
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+    assert answer.json()["hint"]
+    assert len(answer.text) < 1000
+    assert DatabaseStore(database).measurements(PROBLEM) == []
+
+
+def test_measurements_from_the_future(client: TestClient, database: Database) -> None:
+    now = datetime.now(UTC)
+    for hours, status in ((25, 422), (23, 200)):
+        item = make_measurement(tokens=hours).model_dump(mode="json")
+        item["recorded_at"] = (now + timedelta(hours=hours)).isoformat()
+        answer = client.post("/measurements", json={"measurements": [item]}, headers=bearer())
+        assert answer.status_code == status, answer.text
+    assert [m.tokens for m in DatabaseStore(database).measurements(PROBLEM)] == [23]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("table", "margin"), "1e999"),
+        (("table", "margin"), '"1e999"'),
+        (("table", "recording", "driver"), '"\\ud800"'),
+        (("table", "recording", "measurements"), str(2**70)),
+        (("table", "surprise"), '"\\ud800"'),
+        (("table", "routes"), '[{"tokens": 1e999}]'),
+        (("reason",), '"\\ud800"'),
+        (("author",), '"\\udfff"'),
+        (("channel",), '"\\ud800"'),
+    ],
+)
+def test_publications_that_cannot_be_stored(client: TestClient, place: tuple[str, ...], value: str) -> None:
+    body = publication()
+    inner = body
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = "HERE"
+    text = json.dumps(body).replace('"HERE"', value)
+    answer = client.post("/revisions", content=text, headers=bearer())
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+    assert client.get("/revisions").json() == {"revisions": []}
+
+
+def test_different_layers_are_not_compared(client: TestClient, put: Put) -> None:
+    put(make_table())
+    put(make_table(problem=OTHER_PROBLEM))
+    put(make_table(environment=H200.model_copy(update={"vllm": "0.26.0"}), wins={}))
+    refused = client.get("/revisions/1/diff/2")
+    assert refused.status_code == 400
+    assert str(OTHER_PROBLEM) in refused.json()["detail"]
+    assert "GET /revisions" in refused.json()["hint"]
+    assert all(row["changed"] for row in client.get("/revisions/1/diff/3").json()["rows"])

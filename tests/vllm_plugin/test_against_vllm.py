@@ -99,7 +99,7 @@ def test_broken_sources_leave_vllm_alone_with_a_reason(inside: Inside) -> None:
     for name, said in (
         ("nothing", "absent.json cannot be read"),
         ("corrupt", "does not match its content"),
-        ("service_500", "it answered 500"),
+        ("service_500", "it answered HTTP 500"),
         ("service_cut", "gave no usable answer"),
         ("service_lying", "does not match its content"),
         ("service_slow", "no complete answer within 0.5 s"),

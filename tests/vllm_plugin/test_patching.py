@@ -142,7 +142,7 @@ def test_the_entry_point_imports_nothing_and_never_raises() -> None:
         "import sys, time; t = time.perf_counter(); import autotune.vllm_plugin as p; "
         "assert time.perf_counter() - t < 0.1; "
         "assert not {'pydantic', 'httpx', 'vllm', 'torch'} & set(sys.modules); "
-        "assert p.register() is None"
+        "assert p.register() is None; assert p.register() is None"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
@@ -151,3 +151,20 @@ def test_the_entry_point_imports_nothing_and_never_raises() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 1
     assert "autotune: disabled, vLLM runs unchanged: ModuleNotFoundError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ends", "passes"),
+    [("SystemExit(3)", False), ("GeneratorExit()", False), ("KeyboardInterrupt()", True)],
+)
+def test_a_vllm_whose_import_ends_the_process_does_not(tmp_path: Path, ends: str, passes: bool) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(f"raise {ends}")
+    code = "import autotune.vllm_plugin as p; p.register(); p.register(); print('alive')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={"PATH": "", "PYTHONPATH": str(tmp_path), "AUTOTUNE_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.stdout == "alive\n") is not passes
+    if not passes:
+        assert done.stderr.count("disabled, vLLM runs unchanged") == 1, done.stderr

@@ -118,3 +118,9 @@ def test_splits(name: str, tp: int, ep: int, text: str) -> None:
 def test_impossible_splits_name_the_possible_ones(name: str, tp: int, ep: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         resolve_problem(name, tp=tp, ep=ep)
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "~nosuchuser/config.json", "a\x00b"])
+def test_what_cannot_be_a_path_is_an_unknown_model(text: str) -> None:
+    with pytest.raises(UsageError):
+        resolve_model(text)

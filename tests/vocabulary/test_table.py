@@ -169,6 +169,13 @@ def test_a_later_schema_names_the_way_out() -> None:
         RoutingTable.from_json_data({**make_table().to_json_data(), "schema_version": 99})
 
 
+def test_the_static_choice_is_not_guessed_across_a_gap() -> None:
+    table = make_table(tokens=(8, 16, 1024))
+    for tokens, known in ((4, True), (3, False), (12, True), (512, True), (500, False), (1025, False)):
+        profile = TrafficProfile(name="one", weights={tokens: 1.0})
+        assert (table.static_choice(profile) is not None) == known, tokens
+
+
 def test_the_static_choice_minimizes_the_weighted_time() -> None:
     # The baseline (triton) takes 20 + 1.5 M us and wins 1.25x at 8; deep_gemm takes 1.5 times the baseline.
     table = make_table(tokens=(8, 64), wins={8: 1.25})

@@ -1,0 +1,65 @@
+"""What comes with this installation, by model: recorded evidence and starter tables."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any
+
+from autotune.vocabulary.catalogue import MODELS
+from autotune.vocabulary.environment import GPU_ALIASES
+
+_KINDS = {"evidence": ".jsonl.gz", "tables": ".json"}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What there is for one model on one GPU.
+
+    Args:
+        gpu: vLLM's device name.
+        evidence: recorded measurements, which `autotune sweep` replays on a machine without that GPU.
+        table: a starter table, which answers where no other source does.
+    """
+
+    gpu: str
+    evidence: bool
+    table: bool
+
+    def __str__(self) -> str:
+        name = next((alias for alias, gpu in GPU_ALIASES.items() if gpu == self.gpu), self.gpu)
+        if self.evidence and self.table:
+            return name
+        return f"{name} ({'evidence' if self.evidence else 'table'} only)"
+
+    def to_json_data(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return asdict(self)
+
+
+def shipped() -> dict[str, list[Shipped]]:
+    """By model name, told from the names of the files alone: GPU and model with a hyphen between."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for kind, ending in _KINDS.items():
+        folder = files("autotune") / "data" / kind
+        for file in folder.iterdir() if folder.is_dir() else ():
+            if not file.name.endswith(ending):
+                continue
+            named = _split(file.name.removesuffix(ending))
+            if named is not None:
+                gpu, model = named
+                found.setdefault(model, {}).setdefault(gpu, set()).add(kind)
+    return {
+        model: [Shipped(gpu, "evidence" in kinds, "tables" in kinds) for gpu, kinds in sorted(gpus.items())]
+        for model, gpus in found.items()
+    }
+
+
+def _split(stem: str) -> tuple[str, str] | None:
+    # Both parts may hold hyphens: the longest model name that ends the file's name is meant.
+    names = [m.name for m in MODELS if stem.endswith(f"-{m.name}")]
+    if not names:
+        return None
+    model = max(names, key=len)
+    gpu = stem.removesuffix(f"-{model}")
+    return next((known for known in GPU_ALIASES.values() if known.casefold() == gpu), gpu), model

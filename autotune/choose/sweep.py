@@ -217,6 +217,8 @@ class Sweep:
         points = points_of(self._final_evidence())
         wanted: dict[int, list[Candidate]] = {}
         for previous, point in pairwise(points):
+            if previous.tokens not in self._baselines:
+                continue  # on record for this run, but not asked for this time
             won = point.winner(self.plan.margin)
             candidates = [won.candidate] if won else []
             candidates += [s.candidate for s in point.best_of_backends() if s.final]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
@@ -11,7 +12,7 @@ from autotune.client import RoutingClient
 from autotune.vllm_plugin.deployment import Deployment
 from autotune.vllm_plugin.imports import forget, when_imported
 from autotune.vllm_plugin.log import warn_once
-from autotune.vllm_plugin.patching import Patch
+from autotune.vllm_plugin.patching import Patch, Replacement
 from autotune.vllm_plugin.surface import SurfaceChangedError
 
 FeatureState = Literal["applied", "waiting", "disabled"]
@@ -48,10 +49,10 @@ class Feature(ABC):
         self.context = context
         self.state: FeatureState = "disabled"
         self.reason = "not installed"
-        self._patches: list[Patch] = []
+        self._patches: Sequence[Patch | Replacement] = []
 
     @abstractmethod
-    def patches(self, module: ModuleType) -> list[Patch]:
+    def patches(self, module: ModuleType) -> Sequence[Patch | Replacement]:
         """The replacements to make in the imported module.
 
         Raises:

@@ -57,3 +57,38 @@ class Patch:
         self._active = False
         if getattr(self.owner, self.name) is self._link:
             setattr(self.owner, self.name, self._original)
+
+
+class Replacement:
+    """One replaced attribute that is no plain function, such as a Triton kernel, and cannot be wrapped.
+
+    Args:
+        owner: module or class.
+        make: given the original, returns the object to put in its place.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self.owner = owner
+        self.name = name
+        self._make = make
+        self._original: Any = None
+        self._new: Any = None
+
+    def apply(self) -> None:
+        """Replace the attribute; one that an earlier loading of this plugin put there is replaced in turn."""
+        if self._new is not None:
+            return
+        current = getattr(self.owner, self.name)
+        earlier = getattr(current, _MARK, None)
+        if earlier is not None:
+            earlier.unapply()
+            current = getattr(self.owner, self.name)
+        self._original, self._new = current, self._make(current)
+        setattr(self._new, _MARK, self)
+        setattr(self.owner, self.name, self._new)
+
+    def unapply(self) -> None:
+        """Put the original back, unless somebody else has replaced it since."""
+        if self._new is not None and getattr(self.owner, self.name) is self._new:
+            setattr(self.owner, self.name, self._original)
+        self._new = None

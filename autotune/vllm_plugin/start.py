@@ -14,6 +14,7 @@ from autotune.vllm_plugin.environment import NoGpuError, installed, resolve_envi
 from autotune.vllm_plugin.features import Context, Feature
 from autotune.vllm_plugin.log import info_once, logger, warn_once
 from autotune.vllm_plugin.observer import LayerObserver
+from autotune.vllm_plugin.recompiles import Recompiles
 from autotune.vllm_plugin.static_backend import Fp8Backend, UnquantizedBackend
 from autotune.vllm_plugin.tiles import Tiles
 from autotune.vocabulary.decide import Query, select_table
@@ -106,6 +107,8 @@ def make_features(context: Context) -> list[Feature]:
     ]
     if mode in ("tiles", "route", "observe"):
         features.append(Tiles(context))
+    if mode in ("tiles", "route") and context.client.settings.unspecialize:
+        features.append(Recompiles(context))
     return features
 
 

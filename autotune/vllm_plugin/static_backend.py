@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from abc import abstractmethod
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -41,8 +42,9 @@ class _StaticBackend(Feature):
         super().__init__(context)
         self._move = move
 
+    @abstractmethod
     def scheme(self, module: Any, keys: tuple[Any, ...]) -> Scheme | None:
-        raise NotImplementedError
+        """The scheme that vLLM's quantization keys name; None for one that is not in the vocabulary."""
 
     def patches(self, module: ModuleType) -> list[Patch]:
         require_function(module, "_get_priority_backends", self.arguments)

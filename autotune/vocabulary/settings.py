@@ -29,6 +29,8 @@ class Settings:
         mode: what the vLLM plugin does (`AUTOTUNE_MODE`).
         timeout_s: total time in which a table is resolved, seconds (`AUTOTUNE_TIMEOUT`).
         concurrency: traffic for the static choice (`AUTOTUNE_CONCURRENCY`).
+        unspecialize: keep vLLM's Triton MoE kernel from compiling again for new token counts
+            (`AUTOTUNE_UNSPECIALIZE`, 0 or 1).
         cache: folder of last known good tables (`AUTOTUNE_CACHE`).
     """
 
@@ -40,6 +42,7 @@ class Settings:
     mode: Mode = "route"
     timeout_s: float = 2.0
     concurrency: int = 8
+    unspecialize: bool = False
     cache: Path = Path("~/.cache/moe-autotune")
 
     @classmethod
@@ -74,8 +77,15 @@ class Settings:
             mode=mode,  # type: ignore[arg-type]
             timeout_s=_positive("AUTOTUNE_TIMEOUT", get("TIMEOUT"), 2.0, float),
             concurrency=_positive("AUTOTUNE_CONCURRENCY", get("CONCURRENCY"), 8, int),
+            unspecialize=_switch("AUTOTUNE_UNSPECIALIZE", get("UNSPECIALIZE")),
             cache=_cache(cache, explicit=bool(get("CACHE"))),
         )
+
+
+def _switch(name: str, text: str | None) -> bool:
+    if text not in (None, "0", "1"):
+        raise UsageError(f"{name} must be 0 or 1, not {text!r}.", "Without it 0 is taken.")
+    return text == "1"
 
 
 def _path(name: str, text: str) -> Path:

@@ -15,6 +15,11 @@ pytest.importorskip("triton")
 PER_TENSOR = "E=128,N=768,K=2048,topk=8,scheme=fp8_tensor"
 
 
+@pytest.fixture(params=os.environ.get("AUTOTUNE_VLLM_VERSIONS", "0.25.1 0.33.0").replace(",", " ").split())
+def vllm_version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module", params=["0.25.1"])
 def audits(request: pytest.FixtureRequest, vllm_path: dict[str, list[str]]) -> dict[str, Any]:
     if request.param not in vllm_path:
@@ -56,3 +61,55 @@ def test_without_specialization_only_tiles_compile(audits: dict[str, Any]) -> No
     # Strides and pointers keep theirs.
     named = {name for v in found["variants"] for name in v["changed"]}
     assert not named & {"EM", "num_valid_tokens"}
+
+
+SCRIPT = """
+import json, sys
+from autotune.measure.jit_audit import audit
+from autotune.measure.jit_targets import target_call
+from autotune.vllm_plugin.recompiles import Recompiles
+from autotune.vocabulary.problem import Problem
+import vllm.model_executor.layers.fused_moe.fused_moe as module
+
+problem = Problem.parse(sys.argv[1])
+original = module.fused_moe_kernel
+first, second = Recompiles(None), Recompiles(None)
+for feature in (first, second):  # loaded twice
+    feature.install()
+    print(feature.state, feature.reason, file=sys.stderr)
+applied = module.fused_moe_kernel is not original
+with target_call("vllm", problem, False, "NVIDIA_H200") as call:
+    found = audit("vllm", call)
+second.unapply()
+first.unapply()
+restored = module.fused_moe_kernel is original
+module.fused_moe_kernel = print  # a future vLLM without such a kernel
+changed = Recompiles(None)
+changed.install()
+print(json.dumps({
+    "applied": applied, "restored": restored, "compilations": len(found.variants),
+    "recompiles": len(found.recompiles), "state": changed.state, "reason": changed.reason,
+    "left": module.fused_moe_kernel is print,
+}))
+"""
+
+
+def test_the_plugin_can_apply_and_take_back_the_unspecialized_kernel(
+    vllm_path: dict[str, list[str]], vllm_version: str
+) -> None:
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(vllm_path[vllm_version]),
+        "CUDA_VISIBLE_DEVICES": "",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    command = [sys.executable, "-c", SCRIPT, PER_TENSOR]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["applied"]
+    assert found["restored"]
+    assert found["recompiles"] == 0
+    assert found["compilations"] < 30
+    assert (found["state"], found["left"]) == ("disabled", True)
+    assert "no triton.jit function" in found["reason"]

@@ -1,0 +1,29 @@
+"""vLLM's Triton MoE kernel without specialization on what follows from the token count."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from autotune.kernels.unspecialized import VLLM_SCALARS, without_specialization
+from autotune.vllm_plugin.features import Feature
+from autotune.vllm_plugin.patching import Replacement
+from autotune.vllm_plugin.surface import SurfaceChangedError, require_attribute
+
+
+class Recompiles(Feature):
+    """Keeps `fused_moe_kernel` from compiling again for new token counts while it serves.
+
+    Only where asked for (`AUTOTUNE_UNSPECIALIZE=1`): whether it is as fast as the original is not measured.
+    """
+
+    name = "recompiles"
+    title = "no compilation for a new token count"
+    module = "vllm.model_executor.layers.fused_moe.fused_moe"
+
+    def patches(self, module: ModuleType) -> list[Replacement]:
+        kernel = require_attribute(module, "fused_moe_kernel")
+        try:
+            without_specialization(kernel, VLLM_SCALARS)
+        except (ImportError, TypeError, ValueError) as error:
+            raise SurfaceChangedError(str(error)) from error
+        return [Replacement(module, "fused_moe_kernel", lambda k: without_specialization(k, VLLM_SCALARS))]

@@ -19,6 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 ARCHITECTURE = {
@@ -180,6 +181,9 @@ def main() -> None:
     parser.add_argument("--serve-args", default="", help="more words for `vllm serve`, for both arms")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    missing = [name for name in ("vllm", "tokenizers", "transformers") if find_spec(name) is None]
+    if missing:
+        parser.error(f"{', '.join(missing)} not installed: run this with the Python of vLLM's environment")
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     model, site = args.out / f"model-{args.scheme}", args.out / "site"

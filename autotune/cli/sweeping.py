@@ -221,7 +221,9 @@ def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> Sweep
     # A plain kill and a closed terminal end like Ctrl-C: workers stopped, the run named.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-    with SweepDisplay(console, plan.budget_s) as display:
+    # A replay takes no GPU time: a budget would mean nothing.
+    budget_s = None if runner.machine.recording else plan.budget_s
+    with SweepDisplay(console, budget_s) as display:
         job = Sweep(plan, runner, store, display)
         try:
             return job.execute()

@@ -1,10 +1,10 @@
 """vLLM serving Qwen3-30B-A3B in FP8 with random weights: `vllm bench serve` with and without the plugin.
 
-    python benchmarks/serve_with_plugin.py --scheme fp8_tensor --table tables/ --out results/
+    python benchmarks/serve_with_plugin.py --scheme fp8_tensor --out results/
 
 Needs vLLM with its command line, a CUDA GPU with 40 GB, and moe-autotune installed in the same environment.
 Arms run one after the other, each in a server of its own; the result is one JSON file with both, and the
-servers' logs beside it. Nothing is downloaded: the model is a config.json, the tokenizer a list of words.
+servers' logs beside it. The table comes from a service of its own, as its first published revision. Nothing is downloaded: the model is a config.json, the tokenizer a list of words.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -90,8 +93,8 @@ def install_random_weights(folder: Path) -> None:
     )
 
 
-def wait_ready(server: subprocess.Popen[bytes], port: int, limit_s: float) -> float:
-    """Seconds until /health answers.
+def wait_ready(server: subprocess.Popen[bytes], port: int, limit_s: float, path: str = "/health") -> float:
+    """Seconds until the path answers.
 
     Raises:
         RuntimeError: if the server ends or the time is up.
@@ -99,13 +102,39 @@ def wait_ready(server: subprocess.Popen[bytes], port: int, limit_s: float) -> fl
     start = time.monotonic()
     while time.monotonic() - start < limit_s:
         if server.poll() is not None:
-            raise RuntimeError(f"vLLM ended with {server.returncode}; see its log")
+            raise RuntimeError(f"the server ended with {server.returncode}; see its log")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2):
                 return time.monotonic() - start
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    raise RuntimeError(f"vLLM was not ready within {limit_s:.0f} s; see its log")
+    raise RuntimeError(f"the server was not ready within {limit_s:.0f} s; see its log")
+
+
+@contextmanager
+def service(table: Path, folder: Path, port: int) -> Iterator[str]:
+    """The address of a service whose fresh database has the table published as its first revision."""
+    database = folder / "autotune.db"
+    database.unlink(missing_ok=True)
+    autotune = [sys.executable, "-m", "autotune"]
+    db = ["--db", f"sqlite:///{database}"]
+    subprocess.run([*autotune, "db", "upgrade", *db], check=True, stdout=sys.stderr)
+    subprocess.run(
+        [*autotune, "publish", str(table), *db, "--reason", "serving benchmark", "--author", "benchmark"],
+        check=True,
+        stdout=sys.stderr,
+    )
+    with (folder / "service.log").open("wb") as log:
+        server = subprocess.Popen(
+            [*autotune, "serve", *db, "--port", str(port)], stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_ready(server, port, 60.0, "/healthz")
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def run_arm(arm: str, args: argparse.Namespace, model: Path, site: Path) -> dict[str, object]:
@@ -115,8 +144,8 @@ def run_arm(arm: str, args: argparse.Namespace, model: Path, site: Path) -> dict
     env["VLLM_PLUGINS"] = "random_weights" + (",autotune" if arm == "plugin" else "")
     env["VLLM_DEEP_GEMM_WARMUP"] = "skip"
     env["AUTOTUNE_CACHE"] = str(args.out / "cache")
-    if args.table:
-        env["AUTOTUNE_TABLE"] = str(args.table)
+    if arm == "plugin" and args.url:
+        env["AUTOTUNE_URL"] = args.url
     vllm = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
     command = [
         *vllm, "serve", str(model), "--load-format", "dummy", "--port", str(args.port), "--max-model-len",
@@ -170,13 +199,13 @@ def main() -> None:
     )
     parser.add_argument("--scheme", choices=("fp8_tensor", "fp8_block128"), default="fp8_tensor")
     parser.add_argument("--layers", type=int, default=48)
-    parser.add_argument("--table", type=Path, help="table file or folder; default: the starter tables")
+    parser.add_argument("--table", type=Path, help="table file; default: the starter table")
     parser.add_argument("--arms", default="stock,plugin")
     parser.add_argument("--concurrency", type=lambda text: [int(c) for c in text.split(",")], default=[1, 8])
     parser.add_argument("--input", type=int, default=512, help="prompt tokens")
     parser.add_argument("--output", type=int, default=128, help="new tokens a request")
     parser.add_argument("--rounds", type=int, default=4, help="requests per concurrent client")
-    parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--port", type=int, default=8123, help="vLLM's; the service takes the next one")
     parser.add_argument("--start-limit", type=float, default=600.0, help="seconds for a server to get ready")
     parser.add_argument("--serve-args", default="", help="more words for `vllm serve`, for both arms")
     parser.add_argument("--out", type=Path, required=True)
@@ -193,12 +222,15 @@ def main() -> None:
         "scheme": args.scheme, "layers": args.layers, "input": args.input, "output": args.output,
         "rounds": args.rounds, "serve_args": args.serve_args,
     }  # fmt: skip
-    for arm in args.arms.split(","):
-        try:
-            summary[arm] = run_arm(arm, args, model, site)
-        except (RuntimeError, subprocess.SubprocessError) as error:
-            summary[arm] = {"failed": str(error)}
-        (args.out / f"{args.scheme}.json").write_text(json.dumps(summary, indent=1))
+    name = {"fp8_tensor": "qwen-moe-fp8-tensor", "fp8_block128": "qwen-moe-fp8"}[args.scheme]
+    starter = Path(str(resources.files("autotune") / "data" / "tables" / f"nvidia_h200-{name}.json"))
+    with service(args.table or starter, args.out, args.port + 1) as args.url:
+        for arm in args.arms.split(","):
+            try:
+                summary[arm] = run_arm(arm, args, model, site)
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                summary[arm] = {"failed": str(error)}
+            (args.out / f"{args.scheme}.json").write_text(json.dumps(summary, indent=1))
     print(json.dumps(summary, indent=1))
 
 

@@ -182,28 +182,41 @@ def shared_bytes(tile: Tile, element_bytes: int, weight_tiles: int = 1, wgmma: b
     return stage * max(1, tile.num_stages - (0 if wgmma else 1))
 
 
-def decode_shared_bytes(candidate: FusedDecodeCandidate, problem: Problem) -> tuple[int, int]:
-    """Shared memory of `fused_decode`'s two GEMMs on Hopper, bytes (see `shared_bytes` for how it is known).
+def decode_shared_bytes(candidate: FusedDecodeCandidate, problem: Problem) -> int:
+    """Shared memory of `fused_decode` on Hopper, bytes: the larger of its two GEMMs (see `shared_bytes`).
 
-    FP8 schemes stage weights in FP8 and activations in bf16, one buffer fewer of these, and a quantized
-    activation tile beside them.
+    Activations that are quantized as they are read lie there in bf16, one buffer fewer of them, with a
+    quantized tile beside.
     """
+    m, fp8 = candidate.block_m, problem.scheme.is_fp8
 
-    def one(rows: int, block_k: int, stages: int) -> int:
+    def one(rows: int, block_k: int, stages: int, quantized: bool) -> int:
+        wgmma = m >= 16 and candidate.num_warps >= 4 and rows >= 64
+        fewer = max(1, stages - 1)
+        buffers = stages if wgmma else fewer
         weights = rows * block_k * problem.scheme.weight_bytes
-        activations = candidate.block_m * block_k * 2
-        if not problem.scheme.is_fp8:
-            return stages * (weights + activations)
-        return stages * weights + max(1, stages - 1) * activations + activations // 2
+        if quantized or not fp8:
+            return buffers * (weights + m * block_k * problem.scheme.weight_bytes)
+        return buffers * weights + fewer * m * block_k * 2 + m * block_k
 
-    return (
-        one(2 * candidate.gate_up_block_n, candidate.gate_up_block_k, candidate.gate_up_stages),
-        one(candidate.down_block_n, candidate.down_block_k, candidate.down_stages),
+    return max(
+        one(
+            2 * candidate.gate_up_block_n,
+            candidate.gate_up_block_k,
+            candidate.gate_up_stages,
+            candidate.quantize_first,
+        ),
+        one(
+            candidate.down_block_n,
+            candidate.down_block_k,
+            candidate.down_stages,
+            problem.scheme is Scheme.FP8_TENSOR,
+        ),
     )
 
 
 def _decode_fits(candidate: FusedDecodeCandidate, problem: Problem, limit: int) -> Support:
-    needed = max(decode_shared_bytes(candidate, problem))
+    needed = decode_shared_bytes(candidate, problem)
     if needed > limit:
         return _no(f"{candidate} needs about {needed} bytes of shared memory, the GPU has {limit}")
     steps = {candidate.gate_up_block_k, candidate.down_block_k}

@@ -32,11 +32,12 @@ BLOCK_K = (64, 128, 256)
 GROUP_M = (1, 8, 32)
 WARPS = (4, 8)
 STAGES = (2, 3, 4, 5)
-DECODE_BLOCK_M = (16, 32)
+DECODE_BLOCK_M = (8, 16, 32)
 DECODE_GATE_UP_N = (32, 64)
 DECODE_DOWN_N = (64, 128)
-DECODE_STAGES = (3, 4, 5, 6)
-DECODE_SPLITS = (1, 2, 3, 6)
+DECODE_STAGES = (3, 4, 5)
+DECODE_WARPS = (2, 4)
+DECODE_SPLITS = (1, 2, 4)
 
 
 class Space:
@@ -96,20 +97,38 @@ class Space:
         return list(found.values())
 
     def _decode_starts(self) -> list[Candidate]:
-        """Tiles that fill a warp group's 64 rows exactly, with and without a split reduction."""
-        return [
-            FusedDecodeCandidate(
-                block_m=16,
-                gate_up_block_n=32,
-                gate_up_block_k=128,
-                gate_up_stages=4,
-                down_block_n=64,
-                down_block_k=128,
-                down_stages=4,
-                down_split_k=split,
+        """The forms that an exploration of `fused_decode` on an H200 found best, from few tokens to many.
+
+        There (Qwen3-30B-A3B, fp8_tensor) shared memory for one more block per SM was worth more than a
+        deeper pipeline.
+        """
+        wide = 64 if self.problem.scheme.weight_bytes == 2 else 128
+        deep = wide if self.problem.scheme.block_shape else 2 * wide
+        first = self.problem.scheme.is_fp8
+        starts: list[Candidate] = []
+        for m, n, k, stages, down_n, down_k, warps, split in (
+            (16, 32, deep, 4, 64, wide, 4, 1),
+            (8, 32, deep, 3, 64, deep, 4, 1),
+            (8, 32, wide, 4, 64, wide, 2, 1),
+            (8, 64, wide, 3, 128, wide, 4, 1),
+            (16, 64, wide, 4, 128, wide, 4, 1),
+            (16, 64, wide, 4, 128, wide, 4, 2),
+        ):
+            starts.append(
+                FusedDecodeCandidate(
+                    block_m=m,
+                    gate_up_block_n=n,
+                    gate_up_block_k=k,
+                    gate_up_stages=stages,
+                    down_block_n=down_n,
+                    down_block_k=down_k,
+                    down_stages=stages if down_n == 128 else 3,
+                    num_warps=warps,
+                    down_split_k=split,
+                    quantize_first=first,
+                )
             )
-            for split in (1, 2)
-        ]
+        return starts
 
     def _translate(self, candidate: Candidate) -> list[Candidate]:
         if isinstance(candidate, TritonCandidate) and "fused_triton" in self.tunable:
@@ -179,19 +198,21 @@ class Space:
         return {f"{backend}_{key}": CategoricalDistribution(value) for key, value in choices.items()}
 
     def _decode_distributions(self) -> dict[str, CategoricalDistribution]:
-        # With block scales a step must be exactly one scale block.
+        # With block scales a step must be exactly one scale block; bf16 steps are twice as many bytes.
         steps = (128,) if self.problem.scheme.block_shape else (128, 256)
-        choices: dict[str, tuple[int, ...]] = {
+        if not self.problem.scheme.is_fp8:
+            steps = (64, 128)
+        choices: dict[str, tuple[Any, ...]] = {
             "m": DECODE_BLOCK_M,
             "gate_up_n": DECODE_GATE_UP_N,
             "gate_up_k": steps,
-            "gate_up_warps": WARPS,
             "gate_up_stages": DECODE_STAGES,
             "down_n": DECODE_DOWN_N,
             "down_k": steps,
-            "down_warps": WARPS,
             "down_stages": DECODE_STAGES,
+            "warps": DECODE_WARPS,
             "down_split": DECODE_SPLITS,
+            "first": (True, False) if self.problem.scheme.is_fp8 else (False,),
         }
         return {f"fused_decode_{key}": CategoricalDistribution(value) for key, value in choices.items()}
 
@@ -220,8 +241,8 @@ class Space:
 _DECODE_NAMES = {
     f"{part}_{name}": f"{part}_{key}"
     for part in ("gate_up", "down")
-    for name, key in (("block_n", "n"), ("block_k", "k"), ("warps", "warps"), ("stages", "stages"))
-} | {"down_split_k": "down_split"}
+    for name, key in (("block_n", "n"), ("block_k", "k"), ("stages", "stages"))
+} | {"num_warps": "warps", "down_split_k": "down_split", "quantize_first": "first"}
 """A candidate's fields as the parameters of the search."""
 
 

@@ -136,25 +136,31 @@ class FusedTritonCandidate(_CandidateBase):
 
 
 class FusedDecodeCandidate(_CandidateBase):
-    """Our decode kernel: no sort; SwiGLU and the second quantization inside the first GEMM."""
+    """Our decode kernel: the whole layer in one launch, no sort, SwiGLU and sum over experts fused.
+
+    `*_block_n` counts columns of N (first GEMM, gate and up each) and of K (second); `*_block_k` is the step
+    of the reduction.
+    """
 
     backend: Literal["fused_decode"] = "fused_decode"
     block_m: int = Field(ge=8, le=128, description="rows of one expert handled together")
-    gate_up_block_n: int = Field(ge=16, le=256)
+    gate_up_block_n: int = Field(ge=8, le=256)
     gate_up_block_k: int = Field(ge=32, le=512)
-    gate_up_warps: int = Field(default=4, ge=1, le=16)
     gate_up_stages: int = Field(default=3, ge=1, le=8)
     down_block_n: int = Field(ge=16, le=256)
     down_block_k: int = Field(ge=32, le=512)
-    down_warps: int = Field(default=4, ge=1, le=16)
     down_stages: int = Field(default=3, ge=1, le=8)
+    num_warps: int = Field(default=4, ge=1, le=16)
     down_split_k: int = Field(default=1, ge=1, le=16)
+    quantize_first: bool = Field(default=False, description="activations to FP8 once, ahead of the GEMMs")
 
     def __str__(self) -> str:
+        extra = f" k{self.down_split_k}" if self.down_split_k > 1 else ""
+        extra += " q" if self.quantize_first else ""
         return (
             f"fused_decode m{self.block_m} {self.gate_up_block_n}x{self.gate_up_block_k} "
-            f"w{self.gate_up_warps} s{self.gate_up_stages} | {self.down_block_n}x{self.down_block_k} "
-            f"w{self.down_warps} s{self.down_stages} k{self.down_split_k}"
+            f"s{self.gate_up_stages} | {self.down_block_n}x{self.down_block_k} s{self.down_stages} "
+            f"w{self.num_warps}{extra}"
         )
 
 

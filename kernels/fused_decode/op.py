@@ -1,111 +1,157 @@
-"""Host side of `fused_decode`: three launches for one layer call."""
+"""Host side of `fused_decode`: one launch for one layer call."""
 
 from __future__ import annotations
 
 import torch
 import triton
 
-from autotune.kernels.fused_decode import _op
-from autotune.kernels.fused_triton import _op as fused_triton_kernels
+from autotune.kernels.fused_decode._op import layer_kernel
 from autotune.kernels.launch import SCHEME_CODES, Launch, or_else
 from autotune.kernels.specs import DECODE_PAIRS
 from autotune.kernels.weights import LayerInputs, MoeWeights
 from autotune.vocabulary.candidate import FusedDecodeCandidate
 from autotune.vocabulary.problem import Scheme
 
+QUANTIZE_WIDTH = 2048
+"""Elements that one block quantizes: small, so that all of them are done in one go."""
+
+SCANNED_PAIRS = 16
+"""Up to so many pairs every block finds its rows itself; beyond, blocks ahead of the rest list them."""
+
+COUNTERS = 1 << 18
+"""Counters that are set aside for a stream: enough for most layers, so that they seldom grow."""
+
+_counters: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
+
 
 def scan_width(pairs: int) -> int:
-    """The power of four, 16 to 1,024, that bounds the scan: few widths, so that few kernels exist."""
+    """How many lanes a block scans, 16, 128 or 1,024: few widths, so that few kernels exist."""
     width = 16
     while width < pairs:
-        width *= 4
+        width *= 8
     return width
 
 
-def plan(
-    weights: MoeWeights, inputs: LayerInputs, candidate: FusedDecodeCandidate, output: torch.Tensor
-) -> list[Launch]:
-    """Allocate the workspaces of one call and lay out its launches, in order.
+def counters(device: torch.device, size: int) -> torch.Tensor:
+    """Zeroed int32 counters, one buffer for each device and stream; every call leaves them at zero.
 
-    The same input gives the same bits: no sum depends on which block comes first.
+    Calls on one stream follow each other, so they can share. A CUDA graph keeps using the buffer of the
+    stream that it was captured on: replay no two of them at the same time.
+    """
+    if device.type != "cuda":
+        return torch.zeros(size, dtype=torch.int32, device=device)
+    if torch.cuda.is_current_stream_capturing():
+        kept = _counters.get((device, 0), [])
+        # Zeroed by every replay: right, if slower. Not kept, since the memory is the graph's.
+        return (
+            kept[-1]
+            if kept and kept[-1].numel() >= size
+            else torch.zeros(size, dtype=torch.int32, device=device)
+        )
+    stream = torch.cuda.current_stream(device).cuda_stream
+    for key in ((device, stream), (device, 0)):
+        kept = _counters.setdefault(key, [])
+        if not kept or kept[-1].numel() < size:
+            # Smaller ones stay: a captured graph may hold them.
+            kept.append(torch.zeros(max(size, COUNTERS), dtype=torch.int32, device=device))
+            torch.cuda.current_stream(device).synchronize()
+    return _counters[device, stream][-1]
+
+
+def plan(
+    weights: MoeWeights,
+    inputs: LayerInputs,
+    candidate: FusedDecodeCandidate,
+    output: torch.Tensor,
+    up_first: bool = False,
+) -> list[Launch]:
+    """Allocate the workspaces of one call and lay out its launch.
+
+    The same input gives the same bits: no sum depends on which block comes first. Calls of one layer may
+    not overlap in time with others on another stream that were captured in graphs (see `counters`).
 
     Args:
+        inputs: hidden rows in bfloat16, or with fp8_tensor already quantized by `weights.a1_scale`.
         output: `[M, K]` bfloat16, written whole.
+        up_first: `w13` holds the up rows before the gate rows, as FlashInfer wants them.
 
     Raises:
-        ValueError: for more pairs than a block can scan.
+        ValueError: for more pairs than a block can scan, or FP8 rows in another scheme.
     """
-    problem, scheme = weights.problem, weights.problem.scheme
+    problem = weights.problem
+    if inputs.hidden.dtype is torch.float8_e4m3fn and problem.scheme is not Scheme.FP8_TENSOR:
+        raise ValueError(f"fused_decode takes FP8 rows with fp8_tensor only, not {problem.scheme.value}")
     pairs = inputs.tokens * problem.topk
     if pairs > DECODE_PAIRS:
         raise ValueError(f"fused_decode takes up to {DECODE_PAIRS} (token, slot) pairs, not {pairs}")
-    device, split = inputs.hidden.device, candidate.down_split_k
-    inner = torch.empty(pairs, problem.N, dtype=torch.bfloat16, device=device)
-    kind = torch.bfloat16 if split == 1 else torch.float32
-    partial = torch.empty(pairs * split, problem.K, dtype=kind, device=device)
-    # Fewer pairs than experts: a block for each pair, so that few blocks find nothing to do.
-    by_pair = pairs < problem.E
-    slots = pairs if by_pair else problem.E
-    common = {
-        "N": problem.N,
-        "K": problem.K,
-        "EXPERTS": problem.E,
-        "SCHEME": SCHEME_CODES[scheme],
-        "WIDEN": triton.knobs.runtime.interpret and scheme is Scheme.BF16,
-        "PAIRS": scan_width(pairs),
-        "BY_PAIR": by_pair,
-        "BLOCK_M": candidate.block_m,
-    }
-    ids = inputs.topk_ids
-    gate_up = Launch(
-        _op.gate_up_kernel,
-        (slots, triton.cdiv(problem.N, candidate.gate_up_block_n)),
+    return [_launch(weights, inputs, candidate, output, up_first)]
+
+
+def _launch(
+    weights: MoeWeights,
+    inputs: LayerInputs,
+    candidate: FusedDecodeCandidate,
+    output: torch.Tensor,
+    up_first: bool,
+) -> Launch:
+    problem, ids = weights.problem, inputs.topk_ids
+    pairs = inputs.tokens * problem.topk
+    routed = pairs > SCANNED_PAIRS
+    slots = min(pairs, problem.E) if routed else pairs
+    given = inputs.hidden.dtype is torch.float8_e4m3fn
+    first = candidate.quantize_first and problem.scheme.is_fp8 and not given
+    tiles = triton.cdiv(problem.N, candidate.gate_up_block_n)
+    down_tiles = triton.cdiv(problem.K, candidate.down_block_n)
+    split = candidate.down_split_k
+    chunks = triton.cdiv(inputs.hidden.numel(), QUANTIZE_WIDTH) if first else 0
+    preparing = problem.E if routed else chunks
+    blocks = preparing + slots * tiles + slots * down_tiles * split
+    device = ids.device
+    quantized, scales, listed = inputs.hidden, ids, ids
+    if routed:
+        listed = torch.empty((2 + inputs.tokens) * problem.E, dtype=torch.int32, device=device)
+    if first:
+        quantized = torch.empty(inputs.hidden.shape, dtype=torch.float8_e4m3fn, device=device)
+    if first and problem.scheme is Scheme.FP8_BLOCK128:
+        scales = torch.empty(inputs.tokens, problem.K // 128, dtype=torch.float32, device=device)
+    inner_dtype = torch.float8_e4m3fn if problem.scheme is Scheme.FP8_TENSOR else torch.bfloat16
+    inner = torch.empty(pairs, problem.N, dtype=inner_dtype, device=device)
+    # Nothing to add up in between: what vLLM's kernels hand on is bf16, too.
+    partial_dtype = torch.bfloat16 if split == 1 else torch.float32
+    partial = torch.empty(pairs * split, problem.K, dtype=partial_dtype, device=device)
+    interpret = triton.knobs.runtime.interpret
+    return Launch(
+        layer_kernel,
+        (blocks,),
         (
-            inputs.hidden,
-            or_else(weights.a1_scale, ids),
-            weights.w13,
-            or_else(weights.w13_scale, ids),
-            ids,
-            inner,
-            pairs,
+            inputs.hidden, or_else(weights.a1_scale, ids), quantized, scales, weights.w13,
+            or_else(weights.w13_scale, ids), ids, inputs.topk_weights, or_else(weights.a2_scale, ids),
+            inner, weights.w2, or_else(weights.w2_scale, ids),
+            partial, output, listed,
+            counters(device, 2 + 2 * slots + inputs.tokens * down_tiles), pairs,
         ),
         {
-            **common,
+            "N": problem.N,
+            "K": problem.K,
             "TOPK": problem.topk,
-            "BLOCK_N": candidate.gate_up_block_n,
-            "BLOCK_K": candidate.gate_up_block_k,
-            "num_warps": candidate.gate_up_warps,
-            "num_stages": candidate.gate_up_stages,
-        },
-    )
-    down = Launch(
-        _op.down_kernel,
-        (slots, triton.cdiv(problem.K, candidate.down_block_n), split),
-        (
-            inner, or_else(weights.a2_scale, ids), weights.w2, or_else(weights.w2_scale, ids),
-            inputs.topk_weights, ids, partial, pairs,
-        ),
-        {
-            **common,
+            "EXPERTS": problem.E,
+            "SCHEME": SCHEME_CODES[problem.scheme],
+            "UP_FIRST": up_first,
+            "PAIRS": scan_width(pairs),
+            "FIRST": first,
+            "QUANTIZED": first or given,
+            "INTERPRET": interpret,
+            "ROUTED": routed,
+            "BINS": triton.next_power_of_2(problem.E + 1),
+            "WIDTH": QUANTIZE_WIDTH,
+            "BLOCK_M": candidate.block_m,
+            "GATE_UP_N": candidate.gate_up_block_n,
+            "GATE_UP_K": candidate.gate_up_block_k,
+            "GATE_UP_STAGES": candidate.gate_up_stages,
+            "DOWN_N": candidate.down_block_n,
+            "DOWN_K": candidate.down_block_k,
+            "DOWN_STAGES": candidate.down_stages,
             "SPLIT": split,
-            "BLOCK_N": candidate.down_block_n,
-            "BLOCK_K": candidate.down_block_k,
-            "num_warps": candidate.down_warps,
-            "num_stages": candidate.down_stages,
+            "num_warps": candidate.num_warps,
         },
     )  # fmt: skip
-    block = 256 if problem.K >= 256 else triton.next_power_of_2(problem.K)
-    total = Launch(
-        fused_triton_kernels.sum_kernel,
-        (inputs.tokens, triton.cdiv(problem.K, block)),
-        (partial, ids, output),
-        {
-            "K": problem.K,
-            "TOPK": problem.topk * split,
-            "EXPERTS": problem.E,
-            "SPARSE": False,
-            "BLOCK": block,
-            "num_warps": 2,
-        },
-    )
-    return [gate_up, down, total]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from autotune.kernels.fused_triton.op import SORT_CHUNK, max_padded_rows, plan
 from autotune.kernels.launch import Launch, run_layer
 from autotune.kernels.reference import reference_moe, relative_l2
 from autotune.kernels.rope_fp8.op import rope_fp8, rope_fp8_reference, rotary_table
-from autotune.kernels.weights import make_inputs, make_weights
+from autotune.kernels.weights import LayerInputs, MoeWeights, make_inputs, make_weights
 from autotune.vocabulary.candidate import FusedDecodeCandidate, FusedTritonCandidate, Tile
 from autotune.vocabulary.problem import Problem, Scheme
 
@@ -126,12 +127,12 @@ def sort() -> None:
 def decode(scheme: Scheme) -> None:
     """Print how close `fused_decode` comes: few and many rows an expert, split and unsplit, ragged sizes."""
     weights_module._to_fp8 = interpreters_cast
-    for n, k, tokens, split, routing in (
-        (128, 256, 1, 1, "uniform"),
-        (384, 128, 2, 3, "uniform"),
-        (128, 256, 9, 2, "zipf:1"),
-        (128, 128, 40, 1, "zipf:1"),
-        (96, 144, 5, 1, "uniform"),
+    for n, k, tokens, split, routing, first in (
+        (128, 256, 1, 1, "uniform", True),
+        (384, 128, 2, 3, "uniform", False),
+        (128, 256, 9, 2, "zipf:1", True),
+        (128, 128, 40, 1, "zipf:1", False),
+        (96, 144, 5, 1, "uniform", True),
     ):
         if scheme is Scheme.FP8_BLOCK128 and n % 128:
             continue
@@ -145,6 +146,7 @@ def decode(scheme: Scheme) -> None:
             down_block_n=64,
             down_block_k=128,
             down_split_k=split,
+            quantize_first=first,
         )
         outputs = [
             run_layer(
@@ -159,9 +161,31 @@ def decode(scheme: Scheme) -> None:
             "error": relative_l2(outputs[0], reference_moe(weights, inputs)),
             "same_bits": torch.equal(outputs[0].view(torch.int16), outputs[1].view(torch.int16)),
             "most_rows": int(torch.bincount(inputs.topk_ids.flatten().long()).max()),
-            "by_pair": tokens * problem.topk < problem.E,
+            "listed": tokens * problem.topk > fused_decode.SCANNED_PAIRS,
+            "other_order": torch.equal(outputs[0], up_first(weights, inputs, candidate)),
         }
+        if scheme is Scheme.FP8_TENSOR:
+            given = replace(inputs, hidden=interpreters_cast(inputs.hidden.float() / weights.a1_scale))
+            output = torch.full_like(inputs.hidden, float("nan"))
+            run_layer(fused_decode.plan, weights, given, candidate, output)
+            answer["given_fp8"] = torch.equal(outputs[0], output)
         print(json.dumps(answer), flush=True)
+
+
+def up_first(weights: MoeWeights, inputs: LayerInputs, candidate: FusedDecodeCandidate) -> torch.Tensor:
+    """The layer from weights whose up rows stand before their gate rows."""
+
+    def turned(values: torch.Tensor | None) -> torch.Tensor | None:
+        if values is None or values.dim() < 3:
+            return values
+        gate, up = values.view(torch.uint8).chunk(2, dim=1)
+        return torch.cat([up, gate], dim=1).view(values.dtype)
+
+    other = replace(weights, w13=turned(weights.w13), w13_scale=turned(weights.w13_scale))
+    output = torch.full_like(inputs.hidden, float("nan"))
+    for launch in fused_decode.plan(other, inputs, candidate, output, up_first=True):
+        launch.run()
+    return output
 
 
 def rope() -> None:

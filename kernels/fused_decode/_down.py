@@ -1,0 +1,104 @@
+"""The second GEMM of `fused_decode`, with the routing weights and the sum over experts."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from autotune.kernels.fused_decode._rows import pairs_of, rows_of, wait_for
+from autotune.kernels.fused_decode._tile import multiply
+from autotune.kernels.fused_triton._op import BLOCK128, TENSOR
+
+
+@triton.jit
+def down(
+    inner_ptr, static_scale_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, slot_ptr, list_ptr,
+    partial_ptr, out_ptr, ready_ptr, counter_ptr, done_ptr, arrived_ptr, block, slots, pairs, target,
+    N: tl.constexpr, K: tl.constexpr, TOPK: tl.constexpr, EXPERTS: tl.constexpr, SCHEME: tl.constexpr,
+    INTERPRET: tl.constexpr, PAIRS: tl.constexpr, ROUTED: tl.constexpr, TARGET: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """partial[pair, part, :] = topk_weight[pair] * (inner[pair] @ w.T), and out for tokens that are complete.
+
+    Steps of BLOCK_K are dealt to the SPLIT parts in contiguous runs. Whoever brings a token's last partial
+    row for these columns adds all of them up, in the order of slots: the same bits whoever it is.
+    """
+    TILES: tl.constexpr = (K + BLOCK_N - 1) // BLOCK_N
+    STEPS: tl.constexpr = (N + BLOCK_K - 1) // BLOCK_K
+    RUN: tl.constexpr = (STEPS + SPLIT - 1) // SPLIT
+    slot = block // (TILES * SPLIT)
+    tile = block // SPLIT % TILES
+    part = block % SPLIT
+    if ROUTED:
+        wait_for(counter_ptr + slot, TARGET, INTERPRET)
+    expert, count, hits, ranks = rows_of(ids_ptr, slot_ptr, slot, pairs, EXPERTS, PAIRS, ROUTED)
+    tokens = pairs // TOPK
+    if count > 0:
+        w_ptr += expert * (K * N)
+        columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        safe = columns % K
+        n = tl.arange(0, BLOCK_K)
+        scale = 1.0
+        if SCHEME == TENSOR:
+            scale = tl.load(static_scale_ptr) * tl.load(w_scale_ptr + expert)
+        if not ROUTED:
+            wait_for(counter_ptr + slot, TARGET, INTERPRET)
+        for first in range(0, count, BLOCK_M):
+            pair = pairs_of(list_ptr, hits, ranks, slot, tokens, first, count, PAIRS, ROUTED, BLOCK_M)
+            pair = pair.to(tl.int64)
+            real = first + tl.arange(0, BLOCK_M) < count
+            begin = part * RUN * BLOCK_K
+            w_ptrs = w_ptr + safe[:, None] * N + (begin + n)[None, :]
+            x_ptrs = inner_ptr + pair[None, :] * N + (begin + n)[:, None]
+            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            w_scale = tl.zeros((BLOCK_N,), tl.float32)
+            x_scale = tl.zeros((BLOCK_M,), tl.float32)
+            for step in tl.range(RUN, num_stages=STAGES):
+                left = N - begin - step * BLOCK_K
+                if N % (BLOCK_K * SPLIT) == 0:
+                    w = tl.load(w_ptrs)
+                    x = tl.load(x_ptrs, mask=real[None, :], other=0.0, cache_modifier=".cg")
+                else:
+                    w = tl.load(w_ptrs, mask=n[None, :] < left, other=0.0)
+                    x = tl.load(
+                        x_ptrs, mask=real[None, :] & (n[:, None] < left), other=0.0, cache_modifier=".cg"
+                    )
+                if SCHEME == BLOCK128:
+                    blocks = expert * ((K // 128) * (N // 128)) + (safe // 128) * (N // 128)
+                    group = (begin + step * BLOCK_K) // 128
+                    w_scale = tl.load(w_scale_ptr + blocks + group, mask=safe * 0 + left > 0, other=0.0)
+                acc = multiply(w, x, acc, w_scale, x_scale, 1.0, SCHEME, SCHEME == TENSOR, INTERPRET)
+                w_ptrs += BLOCK_K
+                x_ptrs += BLOCK_K
+            weight = tl.load(topk_weights_ptr + pair, mask=real, other=0.0)
+            result = tl.trans(acc) * (weight * scale)[:, None]
+            inside = real[:, None] & (columns < K)[None, :]
+            tl.store(
+                partial_ptr + (pair * SPLIT + part)[:, None] * K + columns[None, :],
+                result.to(partial_ptr.dtype.element_ty),
+                mask=inside,
+            )
+            tl.debug_barrier()
+            token = pair // TOPK
+            arrived = arrived_ptr + token * TILES + tile
+            before = tl.atomic_add(arrived, 1, mask=real, sem="acq_rel", scope="gpu")
+            last = real & (before == TOPK * SPLIT - 1)
+            if tl.max(last.to(tl.int32), 0) > 0:
+                tl.debug_barrier()
+                total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+                summed = last[:, None] & (columns < K)[None, :]
+                for number in tl.static_range(TOPK * SPLIT):
+                    row = partial_ptr + (token * (TOPK * SPLIT) + number)[:, None] * K
+                    total += tl.load(row + columns[None, :], mask=summed, other=0.0, cache_modifier=".cg")
+                tl.store(out_ptr + token[:, None] * K + columns[None, :], total.to(tl.bfloat16), mask=summed)
+                tl.store(arrived, 0, mask=last)
+    # The last block of a slot, and of all slots, leave the counters at zero for the next call.
+    tl.debug_barrier()
+    if tl.atomic_add(done_ptr + slot, 1, sem="acq_rel", scope="gpu") == TILES * SPLIT - 1:
+        tl.store(counter_ptr + slot, 0)
+        tl.store(done_ptr + slot, 0)
+        if target > 0:  # noqa: SIM102  (Triton's `and` would count in any case)
+            if tl.atomic_add(ready_ptr + 1, 1, sem="acq_rel", scope="gpu") == slots - 1:
+                tl.store(ready_ptr, 0)
+                tl.store(ready_ptr + 1, 0)

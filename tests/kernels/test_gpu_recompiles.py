@@ -1,0 +1,91 @@
+"""vLLM's kernel without specialization on the token count, and warm-up, on a real GPU with vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+
+import pytest
+
+from autotune.vocabulary.problem import Problem, Scheme
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+SCHEMES = [Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128, Scheme.BF16]
+COUNTS = (1, 8, 64, 512, 4096)
+
+
+def qwen(scheme: Scheme) -> Problem:
+    return Problem(E=128, N=768, K=2048, topk=8, scheme=scheme)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_unspecialized_kernel_gives_the_same_bits_at_the_same_speed(scheme: Scheme) -> None:
+    from autotune.measure.recompiles import KernelPair, log_ratios, same_bits
+
+    pair = KernelPair(qwen(scheme))
+    compiled = pair.compile(COUNTS)
+    assert compiled.left == 0, compiled.failures
+    for tokens in COUNTS:
+        for seed in (3, 4):
+            original, again, other = pair.outputs(tokens, seed)
+            assert same_bits(original, again)
+            assert same_bits(original, other)
+        # A wide net for a loaded machine; benchmarks/recompiles.py gives the interval.
+        ratio = statistics.median(log_ratios(pair.times(tokens, 5, blocks=6)))
+        assert ratio > -0.02, (tokens, ratio)
+
+
+@pytest.mark.parametrize("scheme", list(Scheme))
+@pytest.mark.parametrize("unspecialized", [False, True])
+def test_nothing_compiles_after_a_warm_up(
+    scheme: Scheme, unspecialized: bool, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way: enumerate without launching, compile in other processes, then launch every count."""
+    import torch
+    from triton.runtime import driver
+
+    from autotune.kernels.ahead.warmup import warm_up
+    from autotune.kernels.backends.registry import get_backend, vllm_triton_config
+    from autotune.kernels.backends.vllm_gemms import TritonGemms, reachable
+    from autotune.kernels.unspecialized import VLLM_SCALARS, without_specialization
+    from autotune.kernels.weights import LayerInputs, make_inputs, make_weights
+    from autotune.measure.compiles import counting_compiles
+    from autotune.measure.recompiles import kernel_in_place
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    most = 2048
+    problem = Problem(E=16, N=384, K=1024, topk=4, scheme=scheme)
+    import vllm.model_executor.layers.fused_moe.fused_moe as module
+
+    # A kernel of its own in either case: what earlier tests compiled is not in its memory.
+    names = VLLM_SCALARS if unspecialized else ()
+    kernel = without_specialization(module.fused_moe_kernel, names)
+    backend = get_backend("triton")
+    prepared = backend.prepare(make_weights(problem, 1))
+    whole = make_inputs(problem, most, 1)
+
+    def run(tokens: int) -> None:
+        part = LayerInputs(whole.hidden[:tokens], whole.topk_ids[:tokens], whole.topk_weights[:tokens])
+        backend.bind(prepared, vllm_triton_config(problem, tokens))(part)
+
+    with kernel_in_place(kernel):
+        gemms = TritonGemms(problem)
+        found = reachable(gemms, most)
+        assert not found.loaded
+        target = driver.active.get_current_target()
+        done = warm_up(list(found.missing.values()), target, 300)
+        assert (done.left, done.from_disk, done.compiled) == (0, 0, found.total), done
+        assert len(reachable(gemms, most).missing) == 0
+        with counting_compiles() as compiled:
+            for tokens in range(1, most + 1):
+                run(tokens)
+            torch.cuda.synchronize()
+        ours = [name for name in compiled.names if "fused_moe_kernel" in name]
+        assert ours == []
+        # A second start reads everything.
+        kernel.device_caches.clear()
+        again = warm_up(list(reachable(gemms, most).missing.values()), target, 300)
+        assert again.from_disk == again.variants == found.total

@@ -80,16 +80,16 @@ class Settings:
             mode=mode,  # type: ignore[arg-type]
             timeout_s=_positive("AUTOTUNE_TIMEOUT", get("TIMEOUT"), 2.0, float),
             concurrency=_positive("AUTOTUNE_CONCURRENCY", get("CONCURRENCY"), 8, int),
-            unspecialize=_switch("AUTOTUNE_UNSPECIALIZE", get("UNSPECIALIZE")),
-            warmup_s=_seconds_or_none("AUTOTUNE_WARMUP_SECONDS", get("WARMUP_SECONDS"), 120.0),
+            unspecialize=_switch("AUTOTUNE_UNSPECIALIZE", get("UNSPECIALIZE"), cls.unspecialize),
+            warmup_s=_seconds_or_none("AUTOTUNE_WARMUP_SECONDS", get("WARMUP_SECONDS"), cls.warmup_s),
             cache=_cache(cache, explicit=bool(get("CACHE"))),
         )
 
 
-def _switch(name: str, text: str | None) -> bool:
+def _switch(name: str, text: str | None, default: bool) -> bool:
     if text not in (None, "0", "1"):
-        raise UsageError(f"{name} must be 0 or 1, not {text!r}.", "Without it 0 is taken.")
-    return text == "1"
+        raise UsageError(f"{name} must be 0 or 1, not {text!r}.", f"Without it {int(default)} is taken.")
+    return default if text is None else text == "1"
 
 
 def _seconds_or_none(name: str, text: str | None, default: float) -> float:

@@ -86,6 +86,10 @@ def load_kernel(place: dict[str, Any]) -> Any:
         kernel = getattr(importlib.import_module(place["module"]), place["name"])
     else:
         kernel = _extract(place)
+    if not hasattr(kernel, "cache_key"):
+        import triton
+
+        kernel = triton.jit(kernel)  # a function that its module wraps under another name
     if kernel.cache_key != place["cache_key"]:
         raise ValueError(f"{place['name']} of {place['file']} is another kernel here")
     return kernel
@@ -106,7 +110,7 @@ def _extract(place: dict[str, Any]) -> Any:
     waiting = [place["name"]]
     while waiting:
         name = waiting.pop()
-        if name in needed or name not in bound:
+        if name in needed or name not in bound or name in place["modules"]:
             continue
         needed.add(name)
         for node in bound[name]:

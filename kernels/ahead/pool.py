@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -133,7 +134,8 @@ class _Worker(threading.Thread):
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    stream.close()
+                    with contextlib.suppress(OSError):  # what is still to be flushed has no reader
+                        stream.close()
 
 
 def _start(target: Any) -> subprocess.Popen[str]:

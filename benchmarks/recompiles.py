@@ -15,7 +15,10 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.measure.recompiles import KernelPair
 
 SCHEMES = ("fp8_tensor", "fp8_block128", "bf16")
 TOKENS = (1, 8, 64, 512, 4096)
@@ -39,7 +42,9 @@ def main() -> int:
 
     from autotune.measure.detect import detect_environment, driver_version
     from autotune.measure.gpu_state import wait_until_ready
+    from autotune.measure.recompiles import KernelPair, compile_pairs
     from autotune.vocabulary.errors import AutotuneError
+    from autotune.vocabulary.problem import Problem
 
     try:
         environment = detect_environment()
@@ -53,18 +58,18 @@ def main() -> int:
     )
     start = time.perf_counter()
     rows: list[dict[str, Any]] = []
-    compiles: dict[str, Any] = {}
-    for scheme in given.schemes.split(","):
-        found, compiled = one_scheme(f"{QWEN}{scheme}", counts, captures, blocks)
-        rows += found
-        compiles[scheme] = compiled
+    pairs = [KernelPair(Problem.parse(f"{QWEN}{scheme}")) for scheme in given.schemes.split(",")]
+    compiled = compile_pairs(pairs, counts)
+    print(f"original and unspecialized: {compiled}", file=sys.stderr)
+    for pair in pairs:
+        rows += one_scheme(pair, counts, captures, blocks)
     took = time.perf_counter() - start
     fine = all(row["same_bits"] and row["low"] > SLOWER for row in rows)
     print(f"{'all the same bits, none slower' if fine else 'NOT proven'}; {took:.0f} s")
     given.out.mkdir(parents=True, exist_ok=True)
     result = {
         "environment": environment.model_dump(mode="json"), "driver": driver_version(), "rows": rows,
-        "compiles": compiles, "slower_limit": SLOWER, "proven": fine, "took_s": round(took, 1),
+        "compiles": asdict(compiled), "slower_limit": SLOWER, "proven": fine, "took_s": round(took, 1),
     }  # fmt: skip
     path = given.out / "recompiles.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
@@ -72,24 +77,18 @@ def main() -> int:
     return 0 if fine else 1
 
 
-def one_scheme(
-    shape: str, counts: list[int], captures: int, blocks: int
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows of one scheme, printed as they are made, and what compiling took."""
+def one_scheme(pair: KernelPair, counts: list[int], captures: int, blocks: int) -> list[dict[str, Any]]:
+    """Rows of one scheme, printed as they are made."""
     from autotune.choose.statistics import speedup
-    from autotune.measure.recompiles import KernelPair, log_ratios, same_bits
-    from autotune.vocabulary.problem import Problem
+    from autotune.measure.recompiles import same_bits
 
-    problem = Problem.parse(shape)
-    pair = KernelPair(problem)
-    compiled = pair.compile(counts)
-    print(f"{problem.scheme.value}: {compiled}", file=sys.stderr)
+    problem = pair.problem
     rows = []
     for tokens in counts:
         original, again, other = pair.outputs(tokens, tokens)
         same = same_bits(original, other)
         times = [pair.times(tokens, seed, blocks) for seed in range(captures)]
-        units = [log_ratios(t) for t in times]
+        units = [list(t.log_ratios()) for t in times]
         seed = f"{problem} {tokens}"
         ratio = speedup(units, seed)
         # The upper end is the lower one of the inverse.
@@ -109,7 +108,7 @@ def one_scheme(
             f"{ratio.median:>8.3f}  {ratio.low:.3f} to {high:.3f}",
             flush=True,
         )
-    return rows, asdict(compiled)
+    return rows
 
 
 if __name__ == "__main__":

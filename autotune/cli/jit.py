@@ -80,7 +80,7 @@ def audit(
     if targets is None and importlib.util.find_spec("vllm") is not None:
         names += ["vllm", "vllm_unspecialized"]
     console = Console(stderr=True, highlight=False)
-    with _cold_cache() if run else contextlib.nullcontext():
+    with cold_cache() if run else contextlib.nullcontext():
         audits = [_one(name, problem, counts, run, device, console) for name in names]
     if as_json:
         print(json.dumps([a.to_json_data() for a in audits], indent=2))
@@ -93,7 +93,7 @@ def audit(
 
 
 @contextlib.contextmanager
-def _cold_cache() -> Iterator[None]:
+def cold_cache() -> Iterator[None]:
     """Triton's cache in an empty folder, so that every compilation is a real one and takes its time."""
     import os
     import tempfile

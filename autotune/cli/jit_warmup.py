@@ -39,12 +39,12 @@ def warm_up(
     """
     import json
 
-    from autotune.cli.jit import _cold_cache
+    from autotune.cli.jit import cold_cache
     from autotune.cli.routing_sources import Sources, one_table, read_source, wanted
 
     want = wanted(gpu, model, None, 1, 1, None)
     published = one_table(read_source(want, Sources(table, None, None, None)), want)
-    with _cold_cache() if run else contextlib.nullcontext():
+    with cold_cache() if run else contextlib.nullcontext():
         found = _examine(published, through, unspecialize, run)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -63,8 +63,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         return
     yield f"with the table: {found['variants']} variants; warm-up: {found['warm_up_text']}"
     yield (
-        f"1 to {most} tokens, every count launched: {found['compiled_later']} compilations of {KERNEL} "
-        f"({found['launch_s']:.0f} s)"
+        f"1 to {most} tokens, every count launched: {found['compiled_later']} compilations of {KERNEL}, "
+        f"{found['read_later']} variants read from the disk ({found['launch_s']:.0f} s)"
     )
 
 
@@ -80,7 +80,7 @@ def _examine(published: PublishedTable, through: int, unspecialize: bool, run: b
         # With no device to find, vLLM takes Triton as installed and imports on a CPU machine.
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     try:
-        module: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
+        importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
     except ImportError as error:
         raise MissingDependencyError(
             f"vLLM cannot be imported here: {error}.", "Run this in vLLM's own environment."
@@ -123,10 +123,10 @@ def _examine(published: PublishedTable, through: int, unspecialize: bool, run: b
                 list(found.missing.values()), driver.active.get_current_target(), 600.0, tell=_progress
             )
             start = time.perf_counter()
-            later = _launch_all(problem, module, through)
+            later, read = _launch_all(problem, through)
             return {
                 **result, "warm_up": asdict(done), "warm_up_text": str(done), "compiled_later": later,
-                "launch_s": time.perf_counter() - start,
+                "read_later": read, "launch_s": time.perf_counter() - start,
             }  # fmt: skip
 
 
@@ -179,20 +179,24 @@ def _plugged_in(published: PublishedTable, unspecialize: bool) -> Iterator[str]:
             feature.unapply()
 
 
-def _launch_all(problem: Any, module: Any, through: int) -> int:
-    """Run the layer at every count, as vLLM runs it; returns how often the kernel was compiled."""
+def _launch_all(problem: Any, through: int) -> tuple[int, int]:
+    """Run the layer at every count, as vLLM runs it.
+
+    Returns how many variants were compiled, and how many were read from the disk.
+    """
     import torch
 
     from autotune.kernels.backends.registry import get_backend
     from autotune.kernels.weights import LayerInputs, make_inputs, make_weights
-    from autotune.measure.compiles import counting_compiles
+    from autotune.measure.compiles import counting_compiles, counting_variants
 
     backend = get_backend("triton")
     prepared = backend.prepare(make_weights(problem, 1))
     whole = make_inputs(problem, through, 1)
     call = backend.bind(prepared, None)  # type: ignore[arg-type]  # no tile is forced: vLLM looks it up
-    with counting_compiles() as compiled:
+    with counting_compiles() as compiled, counting_variants() as loaded:
         for tokens in range(1, through + 1):
             call(LayerInputs(whole.hidden[:tokens], whole.topk_ids[:tokens], whole.topk_weights[:tokens]))
         torch.cuda.synchronize()
-    return sum(name == KERNEL for name in compiled.names)
+    new, seen = (sum(name == KERNEL for name in counted.names) for counted in (compiled, loaded))
+    return new, seen - new

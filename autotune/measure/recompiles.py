@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from autotune.kernels.ahead.variants import collecting
+from autotune.kernels.ahead.variants import Variant, collecting
 from autotune.kernels.ahead.warmup import WarmUp, warm_up
 from autotune.kernels.backends.registry import get_backend, vllm_triton_config
 from autotune.kernels.backends.vllm_gemms import TritonGemms
@@ -53,10 +52,8 @@ class KernelPair:
         self._backend = get_backend("triton")
         self._prepared = self._backend.prepare(make_weights(problem, seed))
 
-    def compile(self, counts: Sequence[int], limit_s: float = 300.0) -> WarmUp:
-        """Compile both forms for these token counts, side by side; nothing is launched."""
-        from triton.runtime import driver
-
+    def variants(self, counts: Sequence[int]) -> list[Variant]:
+        """What both forms need for these token counts and is not loaded; nothing is compiled or launched."""
         gemms = TritonGemms(self.problem)
         with collecting() as found:
             for kernel in (self.original, self.unspecialized):
@@ -64,7 +61,7 @@ class KernelPair:
                     candidate = vllm_triton_config(self.problem, tokens)
                     with kernel_in_place(kernel), forced_tile(candidate.tile, candidate.swap_ab):
                         gemms.launch(tokens, candidate.tile.vllm_config())
-        return warm_up(list(found.missing.values()), driver.active.get_current_target(), limit_s)
+        return list(found.missing.values())
 
     def outputs(self, tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The layer's output `[tokens, K]` from the original, the original again, and the other form."""
@@ -92,11 +89,14 @@ class KernelPair:
         return time_pairs(graphs[0], graphs[1], blocks, replays)
 
 
+def compile_pairs(pairs: Sequence[KernelPair], counts: Sequence[int], limit_s: float = 300.0) -> WarmUp:
+    """Compile both forms of every pair for these token counts, side by side."""
+    from triton.runtime import driver
+
+    variants = {v.key: v for pair in pairs for v in pair.variants(counts)}
+    return warm_up(list(variants.values()), driver.active.get_current_target(), limit_s)
+
+
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two bfloat16 tensors hold the same bits, NaN included."""
     return torch.equal(first.contiguous().view(torch.int16), second.contiguous().view(torch.int16))
-
-
-def log_ratios(times: PairedTimes) -> list[float]:
-    """Log of baseline over candidate, one figure a block."""
-    return [math.log(b / c) for b, c in zip(times.baseline_us, times.candidate_us, strict=True)]

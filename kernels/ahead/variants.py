@@ -22,6 +22,7 @@ class Variant:
 
     Args:
         kernel: the `triton.jit` function.
+        key: tells variants of one process apart.
         data: Triton's JSON of signature, constants, attributes and options.
         load: makes this process compile it, or take it from the disk; runs nothing on the GPU.
         tokens: the token count that first needed it.
@@ -64,9 +65,10 @@ def collecting() -> Iterator[Found]:
     launch: Callable[[], Any] = _nothing
 
     def note(**event: Any) -> bool:
-        key = str(event["key"])
+        kernel = event["fn"].jit_function
+        # Triton's key tells a kernel's variants apart, not two kernels.
+        key = f"{id(kernel):x} {event['key']}"
         if key not in found.missing:
-            kernel = event["fn"].jit_function
             data = event["compile"]["specialization_data"]
             found.missing[key] = Variant(kernel, key, data, launch, found.tokens)
         return True

@@ -84,6 +84,7 @@ def warm_up(
                 done = compile_variants(
                     rest, target, left_s, workers, lambda n, _: tell(before + n, len(variants))
                 )
+                known |= done.hits
                 ready |= done.hits | done.seconds.keys()
                 seconds = sum(done.seconds.values())
                 failures = tuple(sorted(set(done.failed.values())))

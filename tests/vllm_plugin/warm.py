@@ -108,7 +108,13 @@ class Experts:
 
 def requests(schemes: str) -> Any:
     """For each scheme: the variants expected, those asked for, and what either lacks."""
-    return {scheme: requested(scheme) for scheme in schemes.split(",")}
+    from autotune.kernels.unspecialized import VLLM_SCALARS, without_specialization
+
+    found = {scheme: requested(scheme) for scheme in schemes.split(",")}
+    module: Any = importlib.import_module(f"{FM}.fused_moe")
+    module.fused_moe_kernel = without_specialization(module.fused_moe_kernel, VLLM_SCALARS)
+    first = schemes.split(",")[0]
+    return {**found, f"{first} unspecialized": requested(first)}
 
 
 def requested(scheme: str) -> Any:

@@ -44,10 +44,10 @@ bench-serve: ## with a CUDA GPU and vLLM in PYTHON: serve with and without the p
 	@$(PYTHON) benchmarks/serve_with_plugin.py --out bench-results $(BENCH_ARGS)
 
 bench-kernels: ## with a CUDA GPU and vLLM in PYTHON: every backend by token count, with floors
-	@$(PYTHON) benchmarks/kernels.py --out bench-results $(BENCH_ARGS)
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/kernels.py --out bench-results $(BENCH_ARGS)
 
 bench-recompiles: ## with a CUDA GPU and vLLM in PYTHON: vLLM's kernel with and without specialization
-	@$(PYTHON) benchmarks/recompiles.py --out bench-results $(BENCH_ARGS)
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/recompiles.py --out bench-results $(BENCH_ARGS)
 
 setup-run:
 	@tools/bootstrap.sh run

@@ -197,6 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of kernels.json")
     parser.add_argument("--replay", action="store_true", help="show the recorded figures; no GPU is needed")
     given = parser.parse_args(arguments)
+    # transformers looks for a package `kernels`: the file of that name beside this one must not answer.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
     start = time.monotonic()
     runner: Runner | None = None
     models: dict[str, Any] = {}

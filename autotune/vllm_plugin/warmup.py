@@ -92,7 +92,7 @@ class WarmUpKernels(Feature):
                 f"of the {len(held)} variants that vLLM has run, none is among the {found.total} expected "
                 f"for {problem}"
             )
-        limit = max(0.0, deadline - started)
+        limit = max(0.0, deadline - time.monotonic())
         logger().info(
             "autotune: warm-up for %s: 1 to %d tokens need %d variants of fused_moe_kernel, %d of them "
             "loaded; at most %.0f s",

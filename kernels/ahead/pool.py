@@ -67,12 +67,12 @@ def compile_variants(
     for worker in crew:
         worker.start()
     deadline = time.monotonic() + limit_s
-    while any(worker.is_alive() for worker in crew):
+    while alive := [worker for worker in crew if worker.is_alive()]:
         left = deadline - time.monotonic()
         if left <= 0:
             result.timed_out = True
             break
-        next(w for w in crew if w.is_alive()).join(min(left, 1.0))
+        alive[0].join(min(left, 1.0))
         tell(result.done, len(variants))
     for worker in crew:
         worker.stop()

@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test lint test-gpu bench-serve setup-run setup-test sources
+.PHONY: help sweep test lint test-gpu bench-serve bench-kernels bench-recompiles setup-run setup-test sources
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -42,6 +42,12 @@ test-gpu: setup-test ## run the tests that need a CUDA GPU
 
 bench-serve: ## with a CUDA GPU and vLLM in PYTHON: serve with and without the plugin, and compare
 	@$(PYTHON) benchmarks/serve_with_plugin.py --out bench-results $(BENCH_ARGS)
+
+bench-kernels: ## with a CUDA GPU and vLLM in PYTHON: every backend by token count, with floors
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/kernels.py --out bench-results $(BENCH_ARGS)
+
+bench-recompiles: ## with a CUDA GPU and vLLM in PYTHON: vLLM's kernel with and without specialization
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/recompiles.py --out bench-results $(BENCH_ARGS)
 
 setup-run:
 	@tools/bootstrap.sh run

@@ -12,6 +12,7 @@ import re
 import sys
 from pathlib import Path
 
+from autotune.choose.floor import Floor, floors_of
 from autotune.vocabulary.table import Route, RoutingTable, Verdict
 
 ROOT = Path(__file__).parent.parent
@@ -23,9 +24,9 @@ def figures(table: RoutingTable) -> str:
     """A table's routes in Markdown, with where they come from."""
     recording = table.recording
     lines = [
-        "| tokens | baseline | us | chosen | us | faster (at least) |",
-        "| ---: | --- | ---: | --- | ---: | ---: |",
-        *(_row(route) for route in table.routes),
+        "| tokens | baseline | us | chosen | us | faster (at least) | floor, us | reached |",
+        "| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |",
+        *map(_row, table.routes, floors_of(table)),
         "",
         f"{table.problem}; {table.environment}; driver {recording.driver}; {recording.first:%Y-%m-%d}; "
         f"table `{table.digest[:12]}`, from {recording.measurements} measurements.",
@@ -33,13 +34,15 @@ def figures(table: RoutingTable) -> str:
     return "\n".join(lines)
 
 
-def _row(route: Route) -> str:
+def _row(route: Route, least: Floor | None) -> str:
     tokens = str(route.last) if route.first == route.last else f"{route.first} to {route.last}"
     baseline = f"| {tokens} | {route.baseline.backend} | {route.baseline_timing.p50_us:.1f} "
+    reached = f"{least.reached(route.winner_timing.p50_us):.0%} of {least.bound}" if least else ""
+    floor = f"| {least.us:.1f} | {reached} |" if least else "| | |"
     if route.verdict is Verdict.NO_BENEFIT or route.speedup is None:
-        return baseline + "| no benefit, baseline kept | | |"
+        return baseline + f"| no benefit, baseline kept | | {floor}"
     gain = f"{route.speedup.median:.3f} ({route.speedup.low:.3f})"
-    return baseline + f"| {route.winner.backend} | {route.winner_timing.p50_us:.1f} | {gain} |"
+    return baseline + f"| {route.winner.backend} | {route.winner_timing.p50_us:.1f} | {gain} {floor}"
 
 
 def render(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +16,9 @@ _app = typer.Typer(no_args_is_help=True, help="Look at what Triton compiles, and
 
 def add_to(app: typer.Typer) -> None:
     """Add the command group."""
+    from autotune.cli.jit_warmup import warm_up
+
+    _app.command("warm-up")(warm_up)
     app.add_typer(_app, name="jit")
 
 
@@ -71,17 +76,63 @@ def audit(
 
         if not torch.cuda.is_available():
             raise GpuNotReadyError("--run needs a CUDA GPU, and there is none.", "Leave --run out.")
-    names = targets or ["fused_triton", "fused_decode", "rope_fp8", "rope_fp8_naive"]
+    names = targets or ["fused_triton", "fused_decode", "rope_fp8_naive", "rope_fp8"]
     if targets is None and importlib.util.find_spec("vllm") is not None:
         names += ["vllm", "vllm_unspecialized"]
     console = Console(stderr=True, highlight=False)
-    audits = [_one(name, problem, counts, run, device, console) for name in names]
+    with cold_cache() if run else contextlib.nullcontext():
+        audits = [_one(name, problem, counts, run, device, console) for name in names]
     if as_json:
         print(json.dumps([a.to_json_data() for a in audits], indent=2))
         return
     out = Console(highlight=False)
     for found in audits:
         _show(out, found)
+    for line in before_and_after(audits):
+        out.print(line, markup=False)
+
+
+@contextlib.contextmanager
+def cold_cache() -> Iterator[None]:
+    """Triton's cache in an empty folder, so that every compilation is a real one and takes its time."""
+    import os
+    import tempfile
+
+    before = os.environ.get("TRITON_CACHE_DIR")
+    with tempfile.TemporaryDirectory(prefix="autotune-jit-") as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["TRITON_CACHE_DIR"]
+            else:
+                os.environ["TRITON_CACHE_DIR"] = before
+
+
+PAIRS = (
+    ("vllm", "vllm_unspecialized", "fused_moe_kernel"),
+    ("rope_fp8_naive", "rope_fp8", "_rope_fp8"),
+)
+"""Targets that show one kernel with and without specialization on the token count."""
+
+
+def before_and_after(audits: list[Audit]) -> list[str]:
+    """A line for each kernel that was audited in both forms."""
+    found = {audit.target: audit for audit in audits}
+    lines = []
+    for before, after, kernel in PAIRS:
+        if before not in found or after not in found:
+            continue
+        counts = []
+        for name in (before, after):
+            variants = found[name].of_kernel(kernel)
+            scalar = sum(v.cause == "scalar" for v in variants)
+            taken = [v.seconds for v in variants if v.seconds is not None]
+            took = f", {sum(taken):.1f} s" if taken else ""
+            counts.append(f"{len(variants)} compilations ({scalar} for a scalar's value alone{took})")
+        lines.append(f"{kernel}: {counts[0]} before, {counts[1]} without specialization on the token count")
+    return lines
 
 
 def _one(name: str, problem: Any, counts: list[int] | None, run: bool, device: str, console: Any) -> Audit:

@@ -114,7 +114,11 @@ def show(
     _report(snapshot)
     published = one_table(snapshot, want)
     if as_json:
-        typer.echo(json.dumps({**encode_published(published), "source": snapshot.source}, indent=2))
+        from autotune.choose.floor import floor_data
+
+        data = {**encode_published(published), "source": snapshot.source}
+        assert published.table is not None
+        typer.echo(json.dumps({**data, "floor": floor_data(published.table)}, indent=2))
         return
     print_table(published, snapshot.source)
 

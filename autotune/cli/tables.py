@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from autotune.choose.floor import floors_of
 from autotune.vocabulary.measurement import vllm_backends
 from autotune.vocabulary.table import Route, RoutingTable, Verdict
 from autotune.vocabulary.traffic import TrafficProfile
@@ -23,14 +24,19 @@ def render_table(table: RoutingTable) -> Group:
         Text(str(table.problem), style="bold"),
         Text(str(table.environment)),
         Text(""),
-        Text(_figures("tokens", "us", "baseline us", "faster", "at least", "verdict"), style="bold"),
+        Text(
+            _figures("tokens", "us", "baseline", "floor", "of floor", "faster", "at least", "verdict"),
+            style="bold",
+        ),
     ]
-    for route in table.routes:
+    for route, least in zip(table.routes, floors_of(table), strict=True):
         won = route.verdict is Verdict.WIN
         figures = _figures(
             span(route),
             f"{route.winner_timing.p50_us:.1f}",
             f"{route.baseline_timing.p50_us:.1f}",
+            f"{least.us:.1f}" if least else "",
+            f"{least.reached(route.winner_timing.p50_us):.0%}" if least else "",
             f"{route.speedup.median:.3f}" if route.speedup else "",
             f"{route.speedup.low:.3f}" if route.speedup else "",
             "",
@@ -40,13 +46,21 @@ def render_table(table: RoutingTable) -> Group:
         lines.append(Padding(Text(runs, style="dim"), (0, 0, 0, _INDENT), expand=False))
     note = (
         f"table {table.digest[:12]}, recorded {table.recording.first:%Y-%m-%d}; times are microseconds "
-        "per layer call, median; `at least` is the one-sided 95% bound"
+        "per layer call, median; `at least` is the one-sided 95% bound; `floor` is the time to read the "
+        "weights of the experts touched or to multiply, whichever is longer; `of floor` is how much of that "
+        "rate is reached"
     )
     return Group(*lines, Text(""), Text(note, style="italic"))
 
 
-def _figures(tokens: str, us: str, baseline_us: str, faster: str, at_least: str, verdict: str) -> str:
-    return f"{tokens:>{_INDENT - 2}}  {us:>9}  {baseline_us:>11}  {faster:>7}  {at_least:>8}  {verdict}"
+_WIDTHS = (_INDENT - 2, 7, 8, 7, 8, 6, 8)
+"""Of the columns before the verdict: with it and the gaps 79."""
+
+
+def _figures(*texts: str) -> str:
+    *numbers, verdict = texts
+    columns = (f"{number:>{width}}" for number, width in zip(numbers, _WIDTHS, strict=True))
+    return f"{'  '.join(columns)}  {verdict}"
 
 
 def render_static(table: RoutingTable, concurrencies: Sequence[int]) -> Table:

@@ -60,6 +60,16 @@ class Audit:
         """Variants that a run-time integer's value asked for: those that surprise a running server."""
         return [v for v in self.variants if v.cause == "scalar"]
 
+    def of_kernel(self, name: str) -> list[Variant]:
+        """The variants of one kernel, by its function's name."""
+        return [v for v in self.variants if v.kernel.rpartition(".")[2] == name]
+
+    @property
+    def seconds(self) -> float | None:
+        """What all its compilations took, one after another; None where nothing was compiled."""
+        taken = [v.seconds for v in self.variants if v.seconds is not None]
+        return round(sum(taken), 3) if taken else None
+
     def to_json_data(self) -> dict[str, Any]:
         """Plain JSON data."""
         return {
@@ -68,6 +78,7 @@ class Audit:
             "measured": self.measured,
             "compilations": len(self.variants),
             "recompiles": len(self.recompiles),
+            "seconds": self.seconds,
             "variants": [{**vars(v), "cause": v.cause} for v in self.variants],
         }
 
@@ -95,6 +106,7 @@ class _Recorder:
         known = self._seen.setdefault(name, [])
         fresh = signature not in known
         start = time.perf_counter()
+        # Launches are asynchronous: what a first call takes on the host is its compilation.
         result = original(kernel, *args, **kwargs) if self.measured else None
         if fresh:
             seconds = time.perf_counter() - start if self.measured else None
@@ -143,10 +155,14 @@ def audit(
 
     Args:
         target: what is audited, for the report.
-        capability: the GPU whose variants are counted, where nothing is compiled.
+        capability: of the GPU whose variants are counted; of this machine's where they are compiled.
         measured: let the launches through and time those that need a new variant; needs a GPU.
         tell: told each token count before it is run.
     """
+    if measured:
+        import torch
+
+        capability = torch.cuda.get_device_capability()
     recorder = _Recorder(capability, measured)
     with _recording(recorder):
         for count in tokens:

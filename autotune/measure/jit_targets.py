@@ -123,8 +123,17 @@ def _vllm(target: str, problem: Problem, measured: bool, gpu: str) -> Iterator[C
             platform()
 
 
+@contextmanager
+def as_on(gpu: str) -> Iterator[None]:
+    """Let vLLM's look-ups of tiles answer as on a Hopper GPU of that name."""
+    undo = _pretend(gpu)
+    try:
+        yield
+    finally:
+        undo()
+
+
 def _pretend(gpu: str) -> Callable[[], None]:
-    """Let vLLM's look-ups of tiles answer as on a Hopper GPU of that name; returns what undoes it."""
     platforms: Any = importlib.import_module("vllm.platforms")
     cls = type(platforms.current_platform)
     names = ("get_device_name", "is_device_capability")

@@ -99,6 +99,11 @@ class Deployment:
             self.generation += 1
         return layer
 
+    def problems(self) -> list[Problem]:
+        """The distinct problems of the layers that a table may cover, as text orders them."""
+        found = {layer.problem() for layer in self._layers.values()}
+        return sorted((problem for problem in found if problem is not None), key=str)
+
     def with_shape(self, experts: int, intermediate: int) -> list[Layer]:
         """Layers whose second weight has these dimensions, as vLLM's tile look-up sees it."""
         return [

@@ -157,8 +157,9 @@ def _feature(feature: Feature, report: Report) -> dict[str, str]:
         feature.install()
         state, reason = feature.state, feature.reason
         feature.unapply()
-    except (ImportError, SystemExit) as error:
-        return {**entry, "state": "disabled", "reason": f"vLLM cannot be imported: {error}"}
+    except (Exception, SystemExit) as error:
+        # vLLM's modules ask their binaries while they are imported, and raise whatever these do.
+        return {**entry, "state": "disabled", "reason": f"{feature.module} cannot be imported: {error}"}
     if state == "applied" and report.environment is None:
         return {**entry, "state": "disabled", "reason": f"{report.no_environment}; it fits this vLLM"}
     if state == "applied" and all(t["status"] not in ("match", "inferred") for t in report.tables):

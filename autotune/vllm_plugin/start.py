@@ -17,6 +17,7 @@ from autotune.vllm_plugin.observer import LayerObserver
 from autotune.vllm_plugin.recompiles import Recompiles
 from autotune.vllm_plugin.static_backend import Fp8Backend, UnquantizedBackend
 from autotune.vllm_plugin.tiles import Tiles
+from autotune.vllm_plugin.warmup import WarmUpKernels
 from autotune.vocabulary.decide import Query, select_table
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import UsageError
@@ -109,6 +110,8 @@ def make_features(context: Context) -> list[Feature]:
         features.append(Tiles(context))
     if mode in ("tiles", "route") and context.client.settings.unspecialize:
         features.append(Recompiles(context))
+    if mode in ("tiles", "route") and context.client.settings.warmup_s > 0:
+        features.append(WarmUpKernels(context))
     return features
 
 

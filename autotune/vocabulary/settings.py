@@ -31,6 +31,8 @@ class Settings:
         concurrency: traffic for the static choice (`AUTOTUNE_CONCURRENCY`).
         unspecialize: keep vLLM's Triton MoE kernel from compiling again for new token counts
             (`AUTOTUNE_UNSPECIALIZE`, 0 or 1).
+        warmup_s: how long a starting vLLM worker may compile what the table can reach, seconds; 0 leaves
+            every variant to its first use (`AUTOTUNE_WARMUP_SECONDS`).
         cache: folder of last known good tables (`AUTOTUNE_CACHE`).
     """
 
@@ -43,6 +45,7 @@ class Settings:
     timeout_s: float = 2.0
     concurrency: int = 8
     unspecialize: bool = False
+    warmup_s: float = 120.0
     cache: Path = Path("~/.cache/moe-autotune")
 
     @classmethod
@@ -77,15 +80,21 @@ class Settings:
             mode=mode,  # type: ignore[arg-type]
             timeout_s=_positive("AUTOTUNE_TIMEOUT", get("TIMEOUT"), 2.0, float),
             concurrency=_positive("AUTOTUNE_CONCURRENCY", get("CONCURRENCY"), 8, int),
-            unspecialize=_switch("AUTOTUNE_UNSPECIALIZE", get("UNSPECIALIZE")),
+            unspecialize=_switch("AUTOTUNE_UNSPECIALIZE", get("UNSPECIALIZE"), cls.unspecialize),
+            warmup_s=_seconds_or_none("AUTOTUNE_WARMUP_SECONDS", get("WARMUP_SECONDS"), cls.warmup_s),
             cache=_cache(cache, explicit=bool(get("CACHE"))),
         )
 
 
-def _switch(name: str, text: str | None) -> bool:
+def _switch(name: str, text: str | None, default: bool) -> bool:
     if text not in (None, "0", "1"):
-        raise UsageError(f"{name} must be 0 or 1, not {text!r}.", "Without it 0 is taken.")
-    return text == "1"
+        raise UsageError(f"{name} must be 0 or 1, not {text!r}.", f"Without it {int(default)} is taken.")
+    return default if text is None else text == "1"
+
+
+def _seconds_or_none(name: str, text: str | None, default: float) -> float:
+    """A time limit in which 0 stands for: not at all."""
+    return 0.0 if text is not None and text in ("0", "0.0") else _positive(name, text, default, float)
 
 
 def _path(name: str, text: str) -> Path:

@@ -66,21 +66,21 @@ def unfilled(problem: Problem, tokens: int) -> tuple[MoeWeights, LayerInputs]:
             Scheme.FP8_CHANNEL: (problem.E, rows, 1),
             Scheme.FP8_BLOCK128: (problem.E, rows // 128, columns // 128),
         }
-        return torch.empty(shapes[problem.scheme]) if fp8 else None
+        return torch.empty(shapes[problem.scheme], device="cpu") if fp8 else None
 
-    static = torch.empty(()) if problem.scheme is Scheme.FP8_TENSOR else None
+    static = torch.empty((), device="cpu") if problem.scheme is Scheme.FP8_TENSOR else None
     weights = MoeWeights(
         problem,
-        torch.empty(problem.E, problem.gate_up_rows, problem.K, dtype=dtype),
-        torch.empty(problem.E, problem.K, problem.N, dtype=dtype),
+        torch.empty(problem.E, problem.gate_up_rows, problem.K, dtype=dtype, device="cpu"),
+        torch.empty(problem.E, problem.K, problem.N, dtype=dtype, device="cpu"),
         scale(problem.gate_up_rows, problem.K),
         scale(problem.K, problem.N),
         static,
         static,
     )
     inputs = LayerInputs(
-        torch.empty(tokens, problem.K, dtype=torch.bfloat16),
-        torch.empty(tokens, problem.topk, dtype=torch.int32),
-        torch.empty(tokens, problem.topk),
+        torch.empty(tokens, problem.K, dtype=torch.bfloat16, device="cpu"),
+        torch.empty(tokens, problem.topk, dtype=torch.int32, device="cpu"),
+        torch.empty(tokens, problem.topk, device="cpu"),
     )
     return weights, inputs

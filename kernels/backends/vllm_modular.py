@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from autotune.kernels.backends.fused import unfilled
+from autotune.kernels.backends.vllm_gemms import TritonGemms
 from autotune.kernels.specs import Support, backend_spec
 from autotune.kernels.weights import LayerInputs, MoeWeights
 from autotune.vocabulary.candidate import BackendName, Candidate, Tile, TritonCandidate
@@ -247,53 +247,5 @@ def compiling_only() -> Iterator[None]:
 
 def compile_vllm_triton(problem: Problem, tokens: int, candidate: TritonCandidate) -> None:
     """Compile the two GEMMs of vLLM's Triton MoE with the very arguments that TritonExperts passes."""
-    import triton.language as tl
-
-    module = importlib.import_module(f"{_FUSED_MOE}.fused_moe")
-    align = importlib.import_module(f"{_FUSED_MOE}.moe_align_block_size")
-    weights, inputs = unfilled(problem, tokens)
-    scheme, pairs = problem.scheme, tokens * problem.topk
-    config = candidate.tile.vllm_config()
-    original = align.ops.moe_align_block_size
-    align.ops.moe_align_block_size = lambda *args, **kwargs: None
-    try:
-        ids, expert_ids, padded = module._prepare_expert_assignment(
-            inputs.topk_ids,
-            config,
-            tokens,
-            problem.topk,
-            problem.global_experts,
-            torch.empty(problem.global_experts, dtype=torch.int32) if problem.ep > 1 else None,
-        )
-    finally:
-        align.ops.moe_align_block_size = original
-
-    def activations(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        values = torch.empty(rows, columns, dtype=weights.w13.dtype)
-        if scheme is Scheme.BF16:
-            return values, None
-        if scheme is Scheme.FP8_TENSOR:
-            return values, torch.empty(())
-        groups = columns // 128 if scheme is Scheme.FP8_BLOCK128 else 1
-        return values, torch.empty(rows, groups)
-
-    hidden, hidden_scale = activations(tokens, problem.K)
-    inner, inner_scale = activations(pairs, problem.N)
-    first = torch.empty(tokens, problem.topk, problem.gate_up_rows, dtype=torch.bfloat16)
-    second = torch.empty(tokens, problem.topk, problem.K, dtype=torch.bfloat16)
     with forced_tile(candidate.tile, candidate.swap_ab), compiling_only():
-        for a, a_scale, w, w_scale, out, weigh, topk in (
-            (hidden, hidden_scale, weights.w13, weights.w13_scale, first, False, problem.topk),
-            (inner, inner_scale, weights.w2, weights.w2_scale, second, True, 1),
-        ):
-            module.invoke_fused_moe_triton_kernel(
-                a, w, out, a_scale, w_scale, inputs.topk_weights, ids, expert_ids, padded, weigh, topk,
-                config,
-                compute_type=tl.bfloat16,
-                use_fp8_w8a8=scheme.is_fp8,
-                use_int8_w8a8=False,
-                use_int8_w8a16=False,
-                use_int4_w4a16=False,
-                per_channel_quant=scheme is Scheme.FP8_CHANNEL,
-                block_shape=[128, 128] if scheme is Scheme.FP8_BLOCK128 else None,
-            )  # fmt: skip
+        TritonGemms(problem).launch(tokens, candidate.tile.vllm_config())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.choose.floor import CEILINGS, expected_experts, floor_us
+from autotune.choose.floor import CEILINGS, expected_experts, floor, floor_data, floor_us, floors_of
 from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.table import RoutingTable
+from tests.factories import H200 as ENVIRONMENT
+from tests.factories import make_table
 
 PROBLEM = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_tensor")
 H200 = CEILINGS["NVIDIA_H200"]
@@ -33,3 +36,25 @@ def test_bf16_doubles_both_bounds() -> None:
     wide = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=bf16")
     assert floor_us(wide, 1, H200) == pytest.approx(2 * floor_us(PROBLEM, 1, H200))
     assert floor_us(wide, 16384, H200) == pytest.approx(2 * floor_us(PROBLEM, 16384, H200), rel=0.01)
+
+
+def test_the_bound_and_how_much_of_it_is_reached() -> None:
+    decode, prefill = floor(PROBLEM, 8, H200), floor(PROBLEM, 16384, H200)
+    assert (decode.bound, prefill.bound) == ("memory", "compute")
+    assert decode.us == floor_us(PROBLEM, 8, H200)
+    assert decode.reached(2 * decode.us) == pytest.approx(0.5)
+
+
+def test_a_tables_floors_leave_its_digest_alone() -> None:
+    table = make_table(environment=ENVIRONMENT)
+    before = table.digest
+    data = floor_data(table)
+    assert data is not None
+    assert [route["tokens"] for route in data["routes"]] == [route.tokens for route in table.routes]
+    first, route = data["routes"][0], table.routes[0]
+    assert first["reached"] == pytest.approx(first["floor_us"] / route.winner_timing.p50_us, rel=0.01)
+    assert table.digest == RoutingTable.from_json_data(table.to_json_data()).digest == before
+    assert "floor" not in table.content()
+    other = make_table(environment=ENVIRONMENT.model_copy(update={"gpu": "NVIDIA_L4"}))
+    assert floor_data(other) is None
+    assert set(floors_of(other)) == {None}

@@ -269,7 +269,7 @@ def test_a_table_loses_nothing_and_fits_the_terminal(
     assert max(map(len, lines)) <= int(columns)
     if int(columns) >= 80:
         (row,) = (line.split() for line in lines if line.lstrip().startswith("8193..16384"))
-        assert row == ["8193..16384", "19676.8", "24596.0", "1.250", "1.225", "win"]
+        assert row == ["8193..16384", "19676.8", "24596.0", "625.0", "3%", "1.250", "1.225", "win"]
 
 
 def test_sweep_and_show_print_the_same_table(file: str) -> None:

@@ -41,7 +41,8 @@ def test_it_says_what_is_missing_and_exits_0() -> None:
     report = json.loads(result.stdout)
     assert report["vllm"] is None
     assert report["summary"] == "Nothing would be applied here: vLLM is not installed in this Python."
-    assert {f["name"] for f in report["features"]} == {"layers", "static-fp8", "static-bf16", "tiles"}
+    names = {"layers", "static-fp8", "static-bf16", "tiles", "warmup"}
+    assert {f["name"] for f in report["features"]} == names
     assert {f["state"] for f in report["features"]} == {"disabled"}
     assert report["tables"][0]["status"] == "not matched"
     assert "AUTOTUNE_TABLE" in report["variables"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +16,9 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
+from autotune.cli.jit import before_and_after, cold_cache  # noqa: E402
 from autotune.kernels.unspecialized import without_specialization  # noqa: E402
-from autotune.measure.jit_audit import DEFAULT_TOKENS, audit  # noqa: E402
+from autotune.measure.jit_audit import DEFAULT_TOKENS, Audit, audit  # noqa: E402
 from autotune.measure.jit_targets import most_tokens, target_call  # noqa: E402
 from autotune.vocabulary.errors import UnknownNameError, UsageError  # noqa: E402
 from autotune.vocabulary.problem import Problem, Scheme  # noqa: E402
@@ -134,3 +138,31 @@ def test_the_command_prints_json() -> None:
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)
     assert (found["target"], found["tokens"], found["recompiles"]) == ("fused_decode", [1, 8, 64], 0)
+
+
+def test_both_forms_of_a_kernel_are_summed_up() -> None:
+    counts = [1, 2, 3, 16, 17, 4096]
+    audits = []
+    for target in ("rope_fp8_naive", "rope_fp8"):
+        with target_call(target, problem_of(Scheme.BF16), False, "") as call:
+            audits.append(audit(target, call, counts))
+    assert before_and_after(audits) == [
+        "_rope_fp8: 3 compilations (2 for a scalar's value alone) before, "
+        "1 compilations (0 for a scalar's value alone) without specialization on the token count"
+    ]
+    assert before_and_after(audits[:1]) == []
+    assert audits[0].seconds is None
+    timed = [replace(v, seconds=1.5) for v in audits[0].variants]
+    measured = Audit("rope_fp8_naive", tuple(counts), True, timed)
+    assert measured.seconds == 4.5
+    assert "2 for a scalar's value alone, 4.5 s) before" in before_and_after([measured, audits[1]])[0]
+
+
+def test_measured_compilations_find_an_empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/somewhere")
+    with cold_cache():
+        inside = Path(os.environ["TRITON_CACHE_DIR"])
+        assert list(inside.iterdir()) == []
+        assert triton.knobs.cache.dir == str(inside)
+    assert not inside.exists()
+    assert os.environ["TRITON_CACHE_DIR"] == "/somewhere"

@@ -22,6 +22,7 @@ def main() -> None:
     results = {"after_import": _fork(lambda: _register_first(spec["early"]))}
     for name in ("config", "fused_moe", "oracle.fp8", "oracle.unquantized"):
         importlib.import_module(f"{scenarios.FM}.{name}")
+    importlib.import_module("vllm.v1.worker.gpu_worker")
     scenarios.fake_h200()
     for scenario in spec["scenarios"]:
         function = getattr(scenarios, scenario["function"])

@@ -113,3 +113,32 @@ def test_the_plugin_can_apply_and_take_back_the_unspecialized_kernel(
     assert found["compilations"] < 30
     assert (found["state"], found["left"]) == ("disabled", True)
     assert "no triton.jit function" in found["reason"]
+
+
+def test_a_warm_up_knows_every_variant_from_one_token_on(vllm_path: dict[str, list[str]]) -> None:
+    version = next(iter(vllm_path))
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(vllm_path[version]),
+        "CUDA_VISIBLE_DEVICES": "",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    command = [
+        "-m",
+        "autotune",
+        "jit",
+        "warm-up",
+        "--model",
+        "qwen-moe-fp8-tensor",
+        "--through",
+        "1500",
+        "--json",
+    ]
+    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout[done.stdout.index("{\n") :])
+    assert found["left_out"] == 0
+    assert found["variants"] > 10
+    assert found["stock"] == 30
+    # Triton serves there by the table's static choice, so that its tiles count.
+    assert found["tiles"].startswith("1..2")

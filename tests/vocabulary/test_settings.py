@@ -34,6 +34,7 @@ def test_everything_can_be_set() -> None:
             "AUTOTUNE_MODE": "off",
             "AUTOTUNE_TIMEOUT": "0.5",
             "AUTOTUNE_CONCURRENCY": "32",
+            "AUTOTUNE_WARMUP_SECONDS": "30",
             "AUTOTUNE_CACHE": "/var/cache/autotune",
             "OTHER": "ignored",
         }
@@ -47,8 +48,14 @@ def test_everything_can_be_set() -> None:
         mode="off",
         timeout_s=0.5,
         concurrency=32,
+        warmup_s=30.0,
         cache=Path("/var/cache/autotune"),
     )
+
+
+def test_no_seconds_switch_the_warm_up_off() -> None:
+    assert Settings.from_env({}).warmup_s == 120.0
+    assert Settings.from_env({"AUTOTUNE_WARMUP_SECONDS": "0"}).warmup_s == 0.0
 
 
 def test_empty_counts_as_unset() -> None:
@@ -76,6 +83,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ("TIMEOUT", "-1"),
         ("TIMEOUT", "nan"),
         ("TIMEOUT", "inf"),
+        ("WARMUP_SECONDS", "-1"),
         ("CONCURRENCY", "1.5"),
         ("CONCURRENCY", "0"),
     ],

@@ -1,0 +1,238 @@
+"""Every backend against token counts, side by side in one process, with the floor.
+
+    python benchmarks/kernels.py --model qwen-moe-fp8-tensor --tokens 1,8,64 [--backends triton,fused_decode]
+                                 [--seconds 120] [--evidence FILE] [--out FOLDER] [--replay]
+
+A row is a token count. A cell is a backend's median in microseconds, and in brackets the interval of the
+baseline's time over its own (two-sided 90%, bootstrap over the blocks of one process: above 1 is faster than
+what vLLM runs unaided). For each backend the best candidate that the recorded evidence knows at that count is
+timed, or at the nearest count, and where there is none the search's starting points. `*` marks the fastest.
+Needs a CUDA GPU and vLLM; --replay reads the recorded figures instead, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.choose.floor import CEILINGS, floor
+from autotune.choose.space import Space
+from autotune.choose.statistics import speedup
+from autotune.cli.problems import parse_backends, parse_numbers, resolve
+from autotune.measure.evidence_file import find_evidence
+from autotune.measure.task import Runner, Task
+from autotune.vocabulary.candidate import BACKENDS, BackendName, Candidate
+from autotune.vocabulary.errors import AutotuneError
+from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
+from autotune.vocabulary.problem import Problem
+
+TOKENS = "1,2,4,8,16,32,64,128,256,512,1024,4096,16384"
+MODELS = "qwen-moe-fp8-tensor,qwen-moe-fp8,qwen-moe-bf16"
+CELL = 22
+
+
+@dataclass
+class Bench:
+    """One model's table in the making."""
+
+    runner: Runner
+    problem: Problem
+    checkpoint: Checkpoint
+    only: frozenset[BackendName] | None
+    known: Sequence[Measurement]
+
+    def candidates(self, tokens: int, baseline: Candidate) -> list[Candidate]:
+        """What to time at one count: the baseline first, then each backend's best known candidate."""
+        recorded = self.runner.recorded(self.problem, tokens)
+        found: dict[str, Candidate] = {baseline.digest: baseline}
+        space = Space(self.problem, tokens, self.runner.machine.environment, self.only)
+        starts = space.seeds(baseline, [])
+        for name in space.backends:
+            best = best_known(self.known, name, tokens)
+            mine = [best] if best else [c for c in (*space.fixed(), *starts) if c.backend == name]
+            for candidate in mine:
+                if recorded is None or candidate in recorded:
+                    found.setdefault(candidate.digest, candidate)
+        return list(found.values())
+
+    def row(self, tokens: int, baseline: Candidate, candidates: Iterable[Candidate]) -> dict[str, Any]:
+        """Time one count."""
+        task = Task(
+            self.problem, self.checkpoint, tokens, baseline, tuple(candidates), Stage.FINAL, "bench-kernels"
+        )
+        measured = list(self.runner.measure(task))
+        ceilings = CEILINGS.get(self.runner.machine.environment.gpu)
+        least = floor(self.problem, tokens, ceilings) if ceilings else None
+        row: dict[str, Any] = {
+            "tokens": tokens, "baseline": baseline.model_dump(mode="json"), "baseline_us": None,
+            "floor_us": round(least.us, 2) if least else None, "bound": least.bound if least else None,
+            "backends": {}, "failed": [],
+        }  # fmt: skip
+        for m in measured:
+            if m.status is not Status.OK or m.times is None:
+                row["failed"].append(
+                    {"candidate": str(m.candidate), "status": m.status.value, "reason": m.reason}
+                )
+                continue
+            row["baseline_us"] = min(m.times.baseline_p50_us, row["baseline_us"] or math.inf)
+            cell = _cell(m)
+            if least:
+                cell["reached"] = round(least.reached(cell["us"]), 3)
+            before = row["backends"].get(m.candidate.backend)
+            if before is None or cell["us"] < before["us"]:
+                row["backends"][m.candidate.backend] = cell
+        return row
+
+
+def _cell(m: Measurement) -> dict[str, Any]:
+    assert m.times is not None
+    ratios = list(m.times.log_ratios())
+    seed = m.candidate.digest
+    ratio = speedup([ratios], seed)
+    # The upper end is the lower one of the inverse.
+    high = 1 / speedup([[-r for r in ratios]], seed).low
+    return {
+        "candidate": m.candidate.model_dump(mode="json"), "us": m.times.p50_us, "p95_us": m.times.p95_us,
+        "ratio": ratio.median, "low": ratio.low, "high": round(high, 5), "relative_error": m.relative_error,
+    }  # fmt: skip
+
+
+def best_known(known: Sequence[Measurement], backend: str, tokens: int) -> Candidate | None:
+    """The backend's fastest candidate against its baseline, at that count or the nearest measured one."""
+    mine = [m for m in known if m.candidate.backend == backend and m.times is not None]
+    if not mine:
+        return None
+    nearest = min({m.tokens for m in mine}, key=lambda count: (abs(math.log(count / tokens)), count))
+    here = [m for m in mine if m.tokens == nearest]
+    finals = [m for m in here if m.stage is Stage.FINAL]
+    best = min(finals or here, key=_relative)
+    return best.candidate
+
+
+def _relative(m: Measurement) -> float:
+    assert m.times is not None
+    return m.times.p50_us / m.times.baseline_p50_us
+
+
+def run_model(bench: Bench, counts: Sequence[int], deadline: float) -> list[dict[str, Any]]:
+    """Rows for one model, each printed as it is made; stops at the deadline."""
+    names = [name for name in BACKENDS if bench.only is None or name in bench.only]
+    print(f"\n{bench.problem} ({bench.checkpoint} checkpoint)")
+    print(f"{'tokens':>7}{'floor':>8}{'baseline':>10}  " + "".join(f"{name:<{CELL}}" for name in names))
+    planned = []
+    for tokens in counts:
+        baseline = bench.runner.baseline(bench.problem, bench.checkpoint, tokens)
+        planned.append((tokens, baseline, bench.candidates(tokens, baseline)))
+    pairs = [(tokens, candidate) for tokens, _, found in planned for candidate in found]
+    for _ in bench.runner.compile(bench.problem, pairs):
+        pass
+    rows = []
+    for tokens, baseline, found in planned:
+        if time.monotonic() > deadline:
+            left = ", ".join(str(t) for t, _, _ in planned if t >= tokens)
+            print(f"the time is up; not measured: {left}", file=sys.stderr)
+            break
+        try:
+            row = bench.row(tokens, baseline, found)
+        except AutotuneError as error:  # the baseline itself cannot run: other counts may
+            print(f"{tokens} tokens: {error}", file=sys.stderr)
+            continue
+        rows.append(row)
+        print(line(row, names), flush=True)
+        for failed in row["failed"]:
+            print(f"{failed['candidate']}: {failed['status']}: {failed['reason']}", file=sys.stderr)
+    return rows
+
+
+def line(row: dict[str, Any], names: Sequence[str]) -> str:
+    """A row as text."""
+    best = min((cell["us"] for cell in row["backends"].values()), default=math.inf)
+
+    def cell(name: str) -> str:
+        found = row["backends"].get(name)
+        if found is None:
+            return f"{'-':<{CELL}}"
+        mark = "*" if found["us"] == best else ""
+        return f"{found['us']:.1f}{mark} ({found['low']:.3f}-{found['high']:.3f})".ljust(CELL)
+
+    least = f"{row['floor_us']:.1f}" if row["floor_us"] is not None else ""
+    base = f"{row['baseline_us']:.1f}" if row["baseline_us"] is not None else ""
+    return f"{row['tokens']:>7}{least:>8}{base:>10}  " + "".join(map(cell, names)).rstrip()
+
+
+def make_runner(replay: bool, problem: Problem, gpu: str, evidence: Path | None) -> Runner:
+    """The GPU of this machine, or the recording.
+
+    Raises:
+        AutotuneError: if there is neither.
+    """
+    if not replay:
+        from autotune.measure.gpu_runner import GpuRunner
+
+        return GpuRunner(wait_s=5.0, tell=lambda text: print(text, file=sys.stderr))
+    from autotune.measure.replay import ReplayRunner
+
+    found = find_evidence(problem, gpu, evidence)
+    if found is None:
+        raise AutotuneError(f"No recorded evidence holds {problem}.", "Measure it on a GPU.")
+    return ReplayRunner(*found)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=MODELS, help=f"models, by comma (default {MODELS})")
+    parser.add_argument("--tokens", default=TOKENS)
+    parser.add_argument("--backends", default="", help="default: all that take the problem")
+    parser.add_argument("--seconds", type=float, default=420.0, help="time for all models")
+    parser.add_argument("--evidence", type=Path, help="a recording (.jsonl.gz) instead of the shipped ones")
+    parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of kernels.json")
+    parser.add_argument("--replay", action="store_true", help="show the recorded figures; no GPU is needed")
+    given = parser.parse_args(arguments)
+    # transformers looks for a package `kernels`: the file of that name beside this one must not answer.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
+    start = time.monotonic()
+    runner: Runner | None = None
+    models: dict[str, Any] = {}
+    result: dict[str, Any] = {"replay": given.replay, "models": models}
+    try:
+        counts, only = parse_numbers("--tokens", given.tokens), parse_backends(given.backends)
+        for model in given.model.split(","):
+            problem, checkpoint = resolve(model, "")
+            if runner is None or given.replay:
+                runner = make_runner(given.replay, problem, "NVIDIA_H200", given.evidence)
+                environment = runner.machine.environment
+                print(f"{environment}; driver {runner.machine.driver} {runner.machine.recording}".rstrip())
+                result |= {
+                    "environment": environment.model_dump(mode="json"), "driver": runner.machine.driver
+                }  # fmt: skip
+            known = find_evidence(problem, runner.machine.environment.gpu, given.evidence)
+            bench = Bench(runner, problem, checkpoint, only, known[1] if known else ())
+            here = [c for c in counts if not given.replay or runner.recorded(problem, c)]
+            models[model] = {
+                "problem": str(problem), "rows": run_model(bench, here, start + given.seconds)
+            }  # fmt: skip
+    except AutotuneError as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        if runner is not None:
+            runner.close()
+    result["took_s"] = round(time.monotonic() - start, 1)
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "kernels.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    print(path, file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Compiling Triton variants ahead of their first launch: which ones, in which processes."""

@@ -4,7 +4,8 @@
 
 Needs vLLM with its command line, a CUDA GPU with 40 GB, and moe-autotune installed in the same environment.
 Arms run one after the other, each in a server of its own; the result is one JSON file with both, and the
-servers' logs beside it. The table comes from a service of its own, as its first published revision. Nothing is downloaded: the model is a config.json, the tokenizer a list of words.
+servers' logs beside it. The table comes from a service of its own, as its first published revision.
+Nothing is downloaded: the model is a config.json, the tokenizer a list of words.
 """
 
 from __future__ import annotations

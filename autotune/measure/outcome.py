@@ -28,4 +28,6 @@ class Outcome:
     baseline_relative_error: float | None = None
     compile_s: float | None = None
     setup_s: float | None = None
+    tactic: str | None = None
+    tuning_s: float | None = None
     peak_bytes: int | None = None

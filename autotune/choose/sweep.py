@@ -15,10 +15,11 @@ from autotune.choose.routes import DEFAULT_MARGIN, PROCESSES, build_table, first
 from autotune.choose.space import Space
 from autotune.choose.store import MeasurementStore
 from autotune.choose.study import TokenStudy, relative_time
+from autotune.kernels.specs import backends_for
 from autotune.measure.task import Runner, Task
 from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundError, UsageError
-from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage
+from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import RoutingTable
 from autotune.vocabulary.traffic import DEFAULT_TOKENS
@@ -95,6 +96,7 @@ class Sweep:
         self.result = SweepResult(self.run, None)
         self._studies: dict[int, TokenStudy] = {}
         self._baselines: dict[int, Candidate] = {}
+        self._said: set[str] = set()
         self._done: dict[tuple[int, str, Stage, int], Measurement] = {}
 
     def execute(self) -> SweepResult:
@@ -104,6 +106,7 @@ class Sweep:
             UsageError: if the plan names token counts that cannot be had, or nothing could be measured.
         """
         self._load()
+        self._tell_absent()
         self._find_baselines()
         self._screen()
         self._finals()
@@ -125,6 +128,18 @@ class Sweep:
             self._remember(m)
         self.progress.note(f"resuming run {plan.run}: {len(self._done)} measurements are there already")
 
+    def _tell_absent(self) -> None:
+        """Which backends are left out, and what would bring them in. A recording's are what they are."""
+        if self.runner.machine.recording:
+            return
+        for reason in self.runner.machine.absent:
+            self.progress.note(reason)
+        for name, support in backends_for(self.plan.problem, self.environment).items():
+            if not support.ok and (self.plan.backends is None or name in self.plan.backends):
+                self.progress.note(f"{name} is left out: {support.reason}")
+        if self.environment.vllm is None:
+            self.progress.note("without vLLM there is no baseline of its own: fused_triton stands in for it")
+
     def _find_baselines(self) -> None:
         self.progress.phase("baselines", len(self.plan.tokens))
         for tokens in self.plan.tokens:
@@ -141,7 +156,8 @@ class Sweep:
                     study.tell(m)
             self._baselines[tokens] = baseline
             self._studies[tokens] = study
-            self.progress.step(tokens, f"vLLM alone: {baseline}")
+            who = "vLLM alone" if self.environment.vllm else "in place of vLLM"
+            self.progress.step(tokens, f"{who}: {baseline}")
         if not self._studies:
             raise UsageError(
                 f"None of the token counts {list(self.plan.tokens)} can be measured.",
@@ -167,15 +183,22 @@ class Sweep:
                 study = self._studies[tokens]
                 for m in self._measure(tokens, batch, Stage.SCREEN, 0):
                     study.tell(m)
+                    self._tell_unsupported(m)
                     self.progress.step(tokens, str(m.candidate), _describe(study.best))
             first, longest = False, max(0.8 * longest, self._clock() - begun)
+
+    def _tell_unsupported(self, m: Measurement) -> None:
+        said = f"{m.candidate.backend} is left out: {m.reason}"
+        if m.status is Status.UNSUPPORTED and said not in self._said:
+            self._said.add(said)
+            self.progress.note(said)
 
     def _propose(self, first: bool) -> dict[int, list[Candidate]]:
         batches: dict[int, list[Candidate]] = {}
         ordered = list(self._studies)
         for index, tokens in enumerate(ordered):
             study = self._studies[tokens]
-            room = min(ROUND + (4 if first else 0), study.room(self.plan.trials))
+            room = min(ROUND + (5 if first else 0), study.room(self.plan.trials))
             if room <= 0 or tokens in self.result.skipped:
                 continue
             neighbours = [
@@ -201,7 +224,7 @@ class Sweep:
 
     def _finalists(self, study: TokenStudy) -> list[Candidate]:
         """The best few, and each backend's best that comes near: a static choice needs its evidence too."""
-        ranking = study.ranking()
+        ranking = [m for m in study.ranking() if m.candidate.servable]
         chosen: dict[str, Candidate] = {}
         baseline = self._baselines[study.space.tokens]
         best = relative_time(ranking[0]) if ranking else None

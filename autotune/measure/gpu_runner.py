@@ -178,6 +178,8 @@ class GpuRunner:
             baseline_relative_error=outcome.baseline_relative_error,
             compile_s=None if compile_s is None else float(f"{compile_s:.3g}"),
             setup_s=outcome.setup_s,
+            tactic=outcome.tactic,
+            tuning_s=outcome.tuning_s,
             peak_bytes=outcome.peak_bytes,
             run=task.run,
             process=task.process,
@@ -225,7 +227,8 @@ class GpuRunner:
             self._stop(number)
             self.log.unlink(missing_ok=True)
             raise message[1]
-        return Machine(message[1], message[2], message[3])
+        environment, driver, cores, absent = message[1:]
+        return Machine(environment, driver, cores, absent=absent)
 
     def _worker(self, number: int) -> _Worker:
         found = self._workers.get(number)

@@ -25,7 +25,7 @@ from autotune.kernels.fused_triton.op import SORT_CHUNK, max_padded_rows, plan
 from autotune.kernels.launch import Launch, run_layer
 from autotune.kernels.reference import reference_moe, relative_l2
 from autotune.kernels.rope_fp8.op import rope_fp8, rope_fp8_reference, rotary_table
-from autotune.kernels.weights import make_inputs, make_weights
+from autotune.kernels.weights import in_layout, make_inputs, make_weights
 from autotune.vocabulary.candidate import FusedDecodeCandidate, FusedTritonCandidate, Tile
 from autotune.vocabulary.problem import Problem, Scheme
 
@@ -68,11 +68,15 @@ def layer(scheme: Scheme) -> None:
         weights = make_weights(problem, 1, "cpu")
         inputs = make_inputs(problem, tokens, 2, routing, device="cpu")
         output = run_layer(plan, weights, inputs, candidate, torch.full_like(inputs.hidden, float("nan")))
+        other = None
+        if problem.N == 128 and tokens == 5:
+            other = run_layer(plan, in_layout(weights, "w31"), inputs, candidate)
         answer: dict[str, Any] = {
             "problem": str(problem),
             "tokens": tokens,
             "candidate": str(candidate),
             "error": relative_l2(output, reference_moe(weights, inputs)),
+            "same_up_first": None if other is None else torch.equal(output, other),
             "swapped": candidate.swap_ab,
             "gate_n": candidate.gate_up.block_n,
             "chunks": triton.cdiv(tokens * problem.topk, SORT_CHUNK),

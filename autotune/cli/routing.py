@@ -114,7 +114,12 @@ def show(
     _report(snapshot)
     published = one_table(snapshot, want)
     if as_json:
-        typer.echo(json.dumps({**encode_published(published), "source": snapshot.source}, indent=2))
+        from autotune.cli.tuning_view import tuners_of
+
+        data = {**encode_published(published), "source": snapshot.source}
+        if tuned := tuners_of(published.table, snapshot.source, db):
+            data["tuners"] = tuned
+        typer.echo(json.dumps(data, indent=2))
         return
     print_table(published, snapshot.source)
 

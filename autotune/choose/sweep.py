@@ -16,6 +16,7 @@ from autotune.choose.space import Space
 from autotune.choose.store import MeasurementStore
 from autotune.choose.study import TokenStudy, relative_time
 from autotune.kernels.specs import backends_for
+from autotune.measure.outcome import PROCESS_ENDED
 from autotune.measure.task import Runner, Task
 from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundError, UsageError
@@ -29,6 +30,8 @@ ROUND = 8
 NEAR = 1.25
 """A backend's best candidate is re-timed only if screening saw it within this factor of the best of all."""
 FINALISTS = 3
+GIVE_UP_AFTER = 2
+"""Token counts at which a candidate may end its process before it is left out at the others."""
 SCREEN_SHARE = 0.5
 """Of a time budget, what screening may use; the rest is for the finals, which make the evidence."""
 
@@ -181,17 +184,33 @@ class Sweep:
             self._compile([(tokens, c) for tokens, batch in batches.items() for c in batch])
             for tokens, batch in batches.items():
                 study = self._studies[tokens]
-                for m in self._measure(tokens, batch, Stage.SCREEN, 0):
+                hopeful = [c for c in batch if not self._hopeless(c)]
+                for m in self._measure(tokens, hopeful, Stage.SCREEN, 0):
                     study.tell(m)
                     self._tell_unsupported(m)
                     self.progress.step(tokens, str(m.candidate), _describe(study.best))
             first, longest = False, max(0.8 * longest, self._clock() - begun)
 
+    def _hopeless(self, candidate: Candidate) -> bool:
+        """Whether it ended its process wherever it was tried: each time costs a new process."""
+        tried = [
+            m
+            for (_, digest, stage, _), m in self._done.items()
+            if stage is Stage.SCREEN and digest == candidate.digest
+        ]
+        if len(tried) < GIVE_UP_AFTER or not all(m.reason.startswith(PROCESS_ENDED) for m in tried):
+            return False
+        self._say(f"{candidate} is left out from here on: {tried[-1].reason} wherever it ran")
+        return True
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.progress.note(text)
+
     def _tell_unsupported(self, m: Measurement) -> None:
-        said = f"{m.candidate.backend} is left out: {m.reason}"
-        if m.status is Status.UNSUPPORTED and said not in self._said:
-            self._said.add(said)
-            self.progress.note(said)
+        if m.status is Status.UNSUPPORTED:
+            self._say(f"{m.candidate.backend} is left out: {m.reason}")
 
     def _propose(self, first: bool) -> dict[int, list[Candidate]]:
         batches: dict[int, list[Candidate]] = {}

@@ -18,7 +18,7 @@ from typing import Any
 from autotune.measure import worker
 from autotune.measure.compile_pool import CompilePool
 from autotune.measure.gpu_state import GpuState, read_state, wait_until_ready
-from autotune.measure.outcome import Outcome
+from autotune.measure.outcome import PROCESS_ENDED, Outcome
 from autotune.measure.task import Machine, Task
 from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.errors import AutotuneError, GpuNotReadyError
@@ -264,7 +264,7 @@ class GpuRunner:
             except (EOFError, OSError):
                 # Its end of the pipe is closed and everything that it sent has been read.
                 current.process.join(10)
-                raise _Silent(False, f"the process ended with {_exit(current.process.exitcode)}") from None
+                raise _Silent(False, f"{PROCESS_ENDED} {_exit(current.process.exitcode)}") from None
             if time.monotonic() > deadline:
                 raise _Silent(True, f"no answer within {timeout_s:.0f} s")
 

@@ -295,3 +295,36 @@ def test_untuned_flashinfer_is_screened_and_never_final() -> None:
 
 
 UNTUNED = FlashinferCutlassCandidate(tuned=False)
+
+
+class Trapping(SimulatedRunner):
+    """FlashInfer's module ends every process that calls it; deep_gemm raises, at up to 64 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(planted, fail=self._fail)
+
+    @staticmethod
+    def _fail(candidate: Candidate, tokens: int) -> Status | None:
+        raises = candidate.backend == "deep_gemm" and tokens <= 64
+        return Status.CRASHED if raises or candidate.backend == "flashinfer_cutlass" else None
+
+    def measure(self, task: Task) -> Iterator[Measurement]:
+        for m in super().measure(task):
+            trapped = m.candidate.backend == "flashinfer_cutlass"
+            yield m.model_copy(update={"reason": "the process ended with signal SIGILL"}) if trapped else m
+
+
+def test_what_ends_its_process_everywhere_is_left_out_from_the_third_count_on() -> None:
+    quiet, store = Quiet(), ListStore()
+    result = Sweep(plan(), Trapping(), store, quiet).execute()
+    assert result.table is not None
+    tried = {
+        backend: {m.tokens for m in store.rows.values() if m.candidate.backend == backend}
+        for backend in ("flashinfer_cutlass", "deep_gemm")
+    }
+    assert len(tried["flashinfer_cutlass"]) == 2
+    # One that only raises costs no process, and may run at larger counts.
+    assert tried["deep_gemm"] == {1, 8, 64, 1024}
+    [note] = [n for n in quiet.notes if "from here on" in n]
+    assert note.startswith("flashinfer_cutlass is left out")
+    assert "SIGILL" in note

@@ -35,7 +35,7 @@ def reference_moe(
                 continue  # another rank's
             rows, slots = (inputs.topk_ids == expert).nonzero(as_tuple=True)
             w13 = dequantize_weight(weights.w13[expert], _of(weights.w13_scale, expert))
-            inner = activate(hidden[rows] @ w13.T, problem.act)
+            inner = activate(hidden[rows] @ w13.T, problem.act, weights.up_first)
             if quantize_intermediate:
                 inner = fake_quantize(inner, problem.scheme, weights.a2_scale, power_of_two_scales)
             w2 = dequantize_weight(weights.w2[expert], _of(weights.w2_scale, expert))
@@ -45,11 +45,11 @@ def reference_moe(
     return output
 
 
-def activate(columns: torch.Tensor, act: str) -> torch.Tensor:
+def activate(columns: torch.Tensor, act: str, up_first: bool = False) -> torch.Tensor:
     """The activation on the first GEMM's output `[rows, 2N]` (or `[rows, N]` for relu2_no_mul)."""
     if act == "relu2_no_mul":
         return torch.relu(columns).square()
-    gate, up = columns.chunk(2, dim=1)
+    gate, up = reversed(columns.chunk(2, dim=1)) if up_first else columns.chunk(2, dim=1)
     if act == "silu":
         return torch.nn.functional.silu(gate) * up
     if act == "gelu":

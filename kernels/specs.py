@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,12 @@ def _no(reason: str) -> Support:
 def _capability(environment: Environment) -> tuple[int, int]:
     major, minor = environment.capability.split(".")
     return int(major), int(minor)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, for comparing: 12.8 -> (12, 8), 13.0rc1 -> (13, 0)."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def _needs_vllm(environment: Environment) -> Support:
@@ -62,19 +69,43 @@ def _vllm_cutlass(problem: Problem, environment: Environment) -> Support:
 
 
 def _flashinfer_cutlass(problem: Problem, environment: Environment) -> Support:
-    if problem.scheme is not Scheme.FP8_TENSOR:
-        return _no(f"scheme {problem.scheme.value}: only fp8_tensor is driven through FlashInfer here")
+    # vLLM flashinfer_cutlass_moe.py, FlashInferExperts._supports_quant_scheme.
+    if problem.scheme is Scheme.FP8_CHANNEL:
+        return _no("scheme fp8_channel: FlashInfer's CUTLASS MoE takes bf16, fp8_tensor and fp8_block128")
     if problem.act not in ("silu", "gelu_tanh", "relu2_no_mul"):
         return _no(f"activation {problem.act} is not in FlashInfer's CUTLASS MoE")
-    if problem.N % 16 or problem.K % 16:
-        return _no(f"16-byte alignment needs N and K divisible by 16, not N={problem.N}, K={problem.K}")
     if _capability(environment)[0] not in (9, 10, 12):
         return _no(f"needs compute capability 9.0 or newer, this GPU has {environment.capability}")
+    if problem.scheme is Scheme.FP8_BLOCK128:
+        refusal = _flashinfer_block(problem, environment)
+        if not refusal.ok:
+            return refusal
+    elif problem.N % 16 or problem.K % 16:
+        return _no(f"16-byte alignment needs N and K divisible by 16, not N={problem.N}, K={problem.K}")
     if environment.flashinfer is None:
         return _no(
             "FlashInfer is not usable here; install it with `pip install flashinfer-python flashinfer-cubin`"
         )
     return _needs_vllm(environment)
+
+
+def _flashinfer_block(problem: Problem, environment: Environment) -> Support:
+    """FlashInfer's block-scaled path (flashinfer/fused_moe/core.py, `use_deepseek_fp8_block_scale`)."""
+    if environment.capability != "9.0":
+        return _no(
+            f"FlashInfer's block-scaled CUTLASS MoE needs compute capability 9.0, "
+            f"this GPU has {environment.capability}"
+        )
+    if environment.cuda is not None and _numbers(environment.cuda) < (12, 8):
+        return _no(f"FlashInfer's block-scaled CUTLASS MoE needs CUDA 12.8 or newer, not {environment.cuda}")
+    if problem.act != "silu":
+        return _no(f"activation {problem.act}: FlashInfer with block scales is driven with silu only here")
+    return _block_divides(problem, environment)
+
+
+def tunes_flashinfer(problem: Problem) -> bool:
+    """Whether FlashInfer's autotuner has a choice there: with block scales it runs one fixed tactic."""
+    return problem.scheme is not Scheme.FP8_BLOCK128
 
 
 def _deep_gemm(problem: Problem, environment: Environment) -> Support:
@@ -259,4 +290,5 @@ __all__ = [
     "backends_for",
     "fits",
     "shared_bytes",
+    "tunes_flashinfer",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from autotune.kernels.layouts import Layout
 from autotune.vocabulary.problem import Problem, Scheme
 
 FP8_MAX = 448.0
@@ -15,10 +16,11 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """One layer's expert weights, in checkpoint layout.
+    """One layer's expert weights.
 
     Args:
-        w13: `[E, 2N, K]` (gate rows, then up rows), or `[E, N, K]` where the activation is not gated.
+        w13: `[E, 2N, K]` in the order that `layout` names (the checkpoint's: gate rows, then up rows), or
+            `[E, N, K]` where the activation is not gated.
         w2: `[E, K, N]`.
         w13_scale, w2_scale: None for bf16; float32 `[E]` per tensor, `[E, rows, 1]` per channel,
             `[E, rows/128, columns/128]` per block.
@@ -33,6 +35,36 @@ class MoeWeights:
     w2_scale: torch.Tensor | None = None
     a1_scale: torch.Tensor | None = None
     a2_scale: torch.Tensor | None = None
+    layout: Layout = "w13"
+
+    @property
+    def up_first(self) -> bool:
+        return self.layout == "w31" and self.problem.gated
+
+
+def in_layout(weights: MoeWeights, layout: Layout) -> MoeWeights:
+    """The same layer with its first matrix, and that one's scales by row, in another order.
+
+    Copies the first matrix, unless it is in that order already.
+    """
+    if weights.layout == layout:
+        return weights
+    if not weights.problem.gated:
+        return replace(weights, layout=layout)
+    scale = weights.w13_scale
+    by_row = scale is not None and scale.dim() == 3
+    return replace(
+        weights,
+        w13=swap_halves(weights.w13),
+        w13_scale=swap_halves(scale) if scale is not None and by_row else scale,
+        layout=layout,
+    )
+
+
+def swap_halves(rows: torch.Tensor) -> torch.Tensor:
+    """A copy of `[E, 2R, ...]` with the halves of its second dimension exchanged."""
+    first, second = rows.chunk(2, dim=1)
+    return torch.cat([second, first], dim=1)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {layer: set(ORDER[position:]) for position, la
 MAY_IMPORT["cli"] |= {"client", "vllm_plugin"}
 MAY_IMPORT["lab"] |= {"client", "vllm_plugin"}
 
-TORCH_FREE_KERNELS = ("specs", "support")
+TORCH_FREE_KERNELS = ("specs", "layouts", "support")
 """Modules of `kernels` that describe candidates and what supports what; choosing needs them without torch."""
 HEAVY = {"torch", "triton", "vllm", "flashinfer", "deep_gemm"}
 

@@ -85,22 +85,29 @@ class Point:
         wins = [
             s
             for s in self.finals.values()
-            if s.processes >= PROCESSES and s.candidate != self.baseline and s.speedup.low > 1 + margin
+            if s.processes >= PROCESSES
+            and s.candidate.servable
+            and s.candidate != self.baseline
+            and s.speedup.low > 1 + margin
         ]
         return max(wins, key=lambda s: (s.speedup.median, s.candidate.digest), default=None)
 
     def best_of_backends(self) -> list[Summary]:
-        """Each backend's best candidate: by its final measurements where it has any, else as screened."""
-        best: dict[str, Summary] = {}
+        """Each backend's best candidate: by its final measurements where it has any, else as screened.
+
+        One that no server can run stands beside its backend's best, never in its place.
+        """
+        best: dict[tuple[str, bool], Summary] = {}
         for pool in (self.screens, self.finals):
-            of_pool: dict[str, Summary] = {}
+            of_pool: dict[tuple[str, bool], Summary] = {}
             for summary in pool.values():
-                current = of_pool.get(summary.candidate.backend)
+                place = (summary.candidate.backend, not summary.candidate.servable)
+                current = of_pool.get(place)
                 key = (summary.speedup.median, summary.candidate.digest)
                 if current is None or key > (current.speedup.median, current.candidate.digest):
-                    of_pool[summary.candidate.backend] = summary
+                    of_pool[place] = summary
             best.update(of_pool)
-        return [best[name] for name in sorted(best)]
+        return [best[place] for place in sorted(best)]
 
 
 def points_of(measurements: Sequence[Measurement]) -> list[Point]:
@@ -222,9 +229,7 @@ def _route(previous: Point | None, point: Point, margin: float) -> Route:
             evidence=s.evidence,
         )
         for s in point.best_of_backends()
-        if s.candidate.backend != chosen.backend
-        # The baseline's own backend only with a candidate that beats what it runs by itself.
-        and (s.candidate.backend != point.baseline.backend or s.speedup.median > 1)
+        if _worth_showing(s, chosen, point.baseline)
     )
     return Route(
         first=first,
@@ -239,3 +244,12 @@ def _route(previous: Point | None, point: Point, margin: float) -> Route:
         evidence=won.evidence if won else any_final.evidence,
         alternatives=alternatives,
     )
+
+
+def _worth_showing(found: Summary, chosen: Candidate, baseline: Candidate) -> bool:
+    if not found.candidate.servable:
+        return found.candidate != baseline
+    if found.candidate.backend == chosen.backend:
+        return False
+    # The baseline's own backend only with a candidate that beats what it runs by itself.
+    return found.candidate.backend != baseline.backend or found.speedup.median > 1

@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
-from autotune.kernels.specs import DECODE_PAIRS, Support, backends_for
+from autotune.kernels.specs import DECODE_PAIRS, Support, backends_for, tunes_flashinfer
 from autotune.vocabulary.candidate import (
     BackendName,
     Candidate,
@@ -75,13 +75,16 @@ class Space:
         self._block_k = tuple(k for k in BLOCK_K if k <= 128) if problem.scheme.block_shape else BLOCK_K
 
     def fixed(self) -> list[Candidate]:
-        """Backends without options: measured once, not searched."""
-        made: dict[str, Candidate] = {
-            "vllm_cutlass": VllmCutlassCandidate(),
-            "flashinfer_cutlass": FlashinferCutlassCandidate(),
-            "deep_gemm": DeepGemmCandidate(),
+        """Backends without options: measured once, not searched. FlashInfer also as it is before tuning."""
+        flashinfer: list[Candidate] = [FlashinferCutlassCandidate()]
+        if tunes_flashinfer(self.problem):
+            flashinfer.append(FlashinferCutlassCandidate(tuned=False))
+        made: dict[str, list[Candidate]] = {
+            "vllm_cutlass": [VllmCutlassCandidate()],
+            "flashinfer_cutlass": flashinfer,
+            "deep_gemm": [DeepGemmCandidate()],
         }
-        return [made[name] for name in self.backends if name in made]
+        return [candidate for name in self.backends for candidate in made.get(name, [])]
 
     def seeds(self, baseline: Candidate, neighbours: list[Candidate]) -> list[Candidate]:
         """Where the search starts: the baseline's own config, the neighbouring token count's best, and a

@@ -15,10 +15,12 @@ from autotune.choose.routes import DEFAULT_MARGIN, PROCESSES, build_table, first
 from autotune.choose.space import Space
 from autotune.choose.store import MeasurementStore
 from autotune.choose.study import TokenStudy, relative_time
+from autotune.kernels.specs import backends_for
+from autotune.measure.outcome import PROCESS_ENDED
 from autotune.measure.task import Runner, Task
 from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundError, UsageError
-from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage
+from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import RoutingTable
 from autotune.vocabulary.traffic import DEFAULT_TOKENS
@@ -28,6 +30,8 @@ ROUND = 8
 NEAR = 1.25
 """A backend's best candidate is re-timed only if screening saw it within this factor of the best of all."""
 FINALISTS = 3
+GIVE_UP_AFTER = 2
+"""Token counts at which a candidate may end its process before it is left out at the others."""
 SCREEN_SHARE = 0.5
 """Of a time budget, what screening may use; the rest is for the finals, which make the evidence."""
 
@@ -95,6 +99,7 @@ class Sweep:
         self.result = SweepResult(self.run, None)
         self._studies: dict[int, TokenStudy] = {}
         self._baselines: dict[int, Candidate] = {}
+        self._said: set[str] = set()
         self._done: dict[tuple[int, str, Stage, int], Measurement] = {}
 
     def execute(self) -> SweepResult:
@@ -104,6 +109,7 @@ class Sweep:
             UsageError: if the plan names token counts that cannot be had, or nothing could be measured.
         """
         self._load()
+        self._tell_absent()
         self._find_baselines()
         self._screen()
         self._finals()
@@ -125,6 +131,18 @@ class Sweep:
             self._remember(m)
         self.progress.note(f"resuming run {plan.run}: {len(self._done)} measurements are there already")
 
+    def _tell_absent(self) -> None:
+        """Which backends are left out, and what would bring them in. A recording's are what they are."""
+        if self.runner.machine.recording:
+            return
+        for reason in self.runner.machine.absent:
+            self.progress.note(reason)
+        for name, support in backends_for(self.plan.problem, self.environment).items():
+            if not support.ok and (self.plan.backends is None or name in self.plan.backends):
+                self.progress.note(f"{name} is left out: {support.reason}")
+        if self.environment.vllm is None:
+            self.progress.note("without vLLM there is no baseline of its own: fused_triton stands in for it")
+
     def _find_baselines(self) -> None:
         self.progress.phase("baselines", len(self.plan.tokens))
         for tokens in self.plan.tokens:
@@ -141,7 +159,8 @@ class Sweep:
                     study.tell(m)
             self._baselines[tokens] = baseline
             self._studies[tokens] = study
-            self.progress.step(tokens, f"vLLM alone: {baseline}")
+            who = "vLLM alone" if self.environment.vllm else "in place of vLLM"
+            self.progress.step(tokens, f"{who}: {baseline}")
         if not self._studies:
             raise UsageError(
                 f"None of the token counts {list(self.plan.tokens)} can be measured.",
@@ -165,17 +184,40 @@ class Sweep:
             self._compile([(tokens, c) for tokens, batch in batches.items() for c in batch])
             for tokens, batch in batches.items():
                 study = self._studies[tokens]
-                for m in self._measure(tokens, batch, Stage.SCREEN, 0):
+                hopeful = [c for c in batch if not self._hopeless(c)]
+                for m in self._measure(tokens, hopeful, Stage.SCREEN, 0):
                     study.tell(m)
+                    self._tell_unsupported(m)
                     self.progress.step(tokens, str(m.candidate), _describe(study.best))
             first, longest = False, max(0.8 * longest, self._clock() - begun)
+
+    def _hopeless(self, candidate: Candidate) -> bool:
+        """Whether it ended its process wherever it was tried: each time costs a new process."""
+        tried = [
+            m
+            for (_, digest, stage, _), m in self._done.items()
+            if stage is Stage.SCREEN and digest == candidate.digest
+        ]
+        if len(tried) < GIVE_UP_AFTER or not all(m.reason.startswith(PROCESS_ENDED) for m in tried):
+            return False
+        self._say(f"{candidate} is left out from here on: {tried[-1].reason} wherever it ran")
+        return True
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.progress.note(text)
+
+    def _tell_unsupported(self, m: Measurement) -> None:
+        if m.status is Status.UNSUPPORTED:
+            self._say(f"{m.candidate.backend} is left out: {m.reason}")
 
     def _propose(self, first: bool) -> dict[int, list[Candidate]]:
         batches: dict[int, list[Candidate]] = {}
         ordered = list(self._studies)
         for index, tokens in enumerate(ordered):
             study = self._studies[tokens]
-            room = min(ROUND + (4 if first else 0), study.room(self.plan.trials))
+            room = min(ROUND + (5 if first else 0), study.room(self.plan.trials))
             if room <= 0 or tokens in self.result.skipped:
                 continue
             neighbours = [
@@ -201,7 +243,7 @@ class Sweep:
 
     def _finalists(self, study: TokenStudy) -> list[Candidate]:
         """The best few, and each backend's best that comes near: a static choice needs its evidence too."""
-        ranking = study.ranking()
+        ranking = [m for m in study.ranking() if m.candidate.servable]
         chosen: dict[str, Candidate] = {}
         baseline = self._baselines[study.space.tokens]
         best = relative_time(ranking[0]) if ranking else None

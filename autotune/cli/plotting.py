@@ -10,12 +10,14 @@ import typer
 from autotune.cli.routing import Channel, CheckpointOption, Db, Ep, Gpu, Model, Shape, TableOption, Tp, Url
 
 if TYPE_CHECKING:
+    from autotune.vocabulary.candidate import Candidate
     from autotune.vocabulary.table import RoutingTable
 
 COLORS = {
     "triton": "#4477aa",
     "vllm_cutlass": "#ee6677",
     "flashinfer_cutlass": "#228833",
+    "flashinfer_cutlass untuned": "#bbbbbb",
     "deep_gemm": "#ccbb44",
     "fused_triton": "#aa3377",
     "fused_decode": "#66ccee",
@@ -63,15 +65,20 @@ def times_by_backend(table: RoutingTable) -> dict[str, list[tuple[int, float]]]:
     """(tokens, microseconds) of each backend's best candidate, baseline included, in token order."""
     times: dict[str, list[tuple[int, float]]] = {}
     for route in table.routes:
-        here: dict[str, float] = {route.baseline.backend: route.baseline_timing.p50_us}
+        here: dict[str, float] = {_line(route.baseline): route.baseline_timing.p50_us}
         for candidate, timing in (
             (route.winner, route.winner_timing),
             *((a.candidate, a.timing) for a in route.alternatives),
         ):
-            here[candidate.backend] = min(timing.p50_us, here.get(candidate.backend, timing.p50_us))
+            line = _line(candidate)
+            here[line] = min(timing.p50_us, here.get(line, timing.p50_us))
         for backend, time_us in here.items():
             times.setdefault(backend, []).append((route.tokens, time_us))
     return times
+
+
+def _line(candidate: Candidate) -> str:
+    return candidate.backend if candidate.servable else str(candidate)
 
 
 def draw(table: RoutingTable, path: Path) -> None:

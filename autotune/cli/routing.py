@@ -115,10 +115,14 @@ def show(
     published = one_table(snapshot, want)
     if as_json:
         from autotune.choose.floor import floor_data
+        from autotune.cli.tuning_view import tuners_of
 
         data = {**encode_published(published), "source": snapshot.source}
         assert published.table is not None
-        typer.echo(json.dumps({**data, "floor": floor_data(published.table)}, indent=2))
+        data["floor"] = floor_data(published.table)
+        if tuned := tuners_of(published.table, snapshot.source, db):
+            data["tuners"] = tuned
+        typer.echo(json.dumps(data, indent=2))
         return
     print_table(published, snapshot.source)
 

@@ -86,7 +86,9 @@ def _lint_route(route: Route, margin: float) -> list[str]:
     digests = (*route.evidence, *(d for a in route.alternatives for d in a.evidence))
     if any(not re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests):
         found.append("evidence is not cited by content digests")
-    backends = [a.candidate.backend for a in route.alternatives]
+    if not route.winner.servable:
+        found.append(f"{route.winner} is no choice: vLLM tunes FlashInfer when it warms up")
+    backends = [a.candidate.backend for a in route.alternatives if a.candidate.servable]
     if len(set(backends)) != len(backends):
         found.append("a backend has two alternatives")
     return found

@@ -77,6 +77,7 @@ class Bench:
         self.backends = all_backends()
         self._prepared: dict[BackendName, list[Any]] = {}
         self.setup_s: dict[BackendName, float] = {}
+        self.tuning_s: dict[BackendName, float] = {}
 
     def _draw(self, tokens: int, seed: int, routing: str = "uniform") -> LayerInputs:
         return make_inputs(self.problem, tokens, seed, routing, self.device)
@@ -91,7 +92,9 @@ class Bench:
             raise NoResult(Status.UNSUPPORTED, support.reason)
         if name not in self._prepared:
             prepared = [backend.prepare(weights) for weights in self.weights]
-            self.setup_s[name] = backend.tune(prepared[0], self._draw(TUNE_TOKENS, self.seed))
+            start = time.perf_counter()
+            self.tuning_s[name] = backend.tune(prepared[0], self._draw(TUNE_TOKENS, self.seed))
+            self.setup_s[name] = time.perf_counter() - start if self.tuning_s[name] else 0.0
             self._prepared[name] = prepared
         return backend, self._prepared[name]
 
@@ -159,11 +162,17 @@ class Bench:
         with counting_compiles() as compiled:
             error, peak = self._check(backend, calls[0], oracle)
         compile_s = significant(time.perf_counter() - start, 3) if compiled.count else None
+        tactic = backend.tactic(self._prepared[candidate.backend][0], candidate, oracle.inputs)
+        tuning_s, setup_s = self.tuning_s[candidate.backend], self.setup_s[candidate.backend]
+        if not candidate.servable:  # a state before tuning, which costs none
+            tuning_s, setup_s = 0.0, setup_s - tuning_s
         common = {
             "relative_error": _finite(error),
             "baseline_relative_error": _finite(base.error),
             "compile_s": compile_s,
-            "setup_s": significant(self.setup_s.get(candidate.backend, 0.0), 3) or None,
+            "setup_s": significant(setup_s, 3) or None,
+            "tactic": tactic,
+            "tuning_s": significant(tuning_s, 3) or None,
             "peak_bytes": peak + backend.scratch_bytes(self._prepared[candidate.backend][0], oracle.inputs),
         }
         if not error <= limit:

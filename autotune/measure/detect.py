@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 from typing import Any
 
+from autotune.kernels.backends.libraries import selection_surface
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import GpuNotReadyError, MissingDependencyError
 
@@ -18,14 +19,43 @@ def version_of(package: str) -> str | None:
         return None
 
 
+def vllm_version() -> str | None:
+    """vLLM's version if it imports and its choice of a backend can be asked for, else None.
+
+    Without that choice there is no baseline, and a table must not be taken for one of that vLLM.
+    """
+    version = version_of("vllm")
+    return version if version and selection_surface().ok else None
+
+
 def flashinfer_version() -> str | None:
     """FlashInfer's version if vLLM would use it (the package, and cubins or nvcc), else None."""
     version = version_of("flashinfer-python")
     if version is None or importlib.util.find_spec("vllm") is None:
         return version
-    from vllm.utils.flashinfer import has_flashinfer_cutlass_fused_moe
+    try:
+        from vllm.utils.flashinfer import has_flashinfer_cutlass_fused_moe
 
-    return version if has_flashinfer_cutlass_fused_moe() else None
+        usable = has_flashinfer_cutlass_fused_moe()
+    # A broken library raises anything while it is imported; then vLLM does without it, and so do we.
+    except Exception:
+        return None
+    return version if usable else None
+
+
+def absent_libraries(environment: Environment) -> tuple[str, ...]:
+    """Why libraries that are installed are not in the environment, for a person."""
+    found = []
+    if environment.vllm is None and version_of("vllm"):
+        found.append(selection_surface().reason)
+    flashinfer = version_of("flashinfer-python")
+    if environment.flashinfer is None and flashinfer:
+        found.append(
+            f"FlashInfer {flashinfer} is installed but vLLM would not use it: it needs a version that has "
+            "the fused MoE, and cubins or nvcc; install them with "
+            "`pip install -U flashinfer-python flashinfer-cubin`"
+        )
+    return tuple(found)
 
 
 def detect_environment() -> Environment:
@@ -48,7 +78,7 @@ def detect_environment() -> Environment:
     return Environment(
         gpu=torch.cuda.get_device_name().replace(" ", "_"),
         capability=f"{major}.{minor}",
-        vllm=version_of("vllm"),
+        vllm=vllm_version(),
         torch=version_of("torch"),
         triton=version_of("triton"),
         cuda=torch.version.cuda,

@@ -18,7 +18,7 @@ from typing import Any
 from autotune.measure import worker
 from autotune.measure.compile_pool import CompilePool
 from autotune.measure.gpu_state import GpuState, read_state, wait_until_ready
-from autotune.measure.outcome import Outcome
+from autotune.measure.outcome import PROCESS_ENDED, Outcome
 from autotune.measure.task import Machine, Task
 from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.errors import AutotuneError, GpuNotReadyError
@@ -178,6 +178,8 @@ class GpuRunner:
             baseline_relative_error=outcome.baseline_relative_error,
             compile_s=None if compile_s is None else float(f"{compile_s:.3g}"),
             setup_s=outcome.setup_s,
+            tactic=outcome.tactic,
+            tuning_s=outcome.tuning_s,
             peak_bytes=outcome.peak_bytes,
             run=task.run,
             process=task.process,
@@ -225,7 +227,8 @@ class GpuRunner:
             self._stop(number)
             self.log.unlink(missing_ok=True)
             raise message[1]
-        return Machine(message[1], message[2], message[3])
+        environment, driver, cores, absent = message[1:]
+        return Machine(environment, driver, cores, absent=absent)
 
     def _worker(self, number: int) -> _Worker:
         found = self._workers.get(number)
@@ -261,7 +264,7 @@ class GpuRunner:
             except (EOFError, OSError):
                 # Its end of the pipe is closed and everything that it sent has been read.
                 current.process.join(10)
-                raise _Silent(False, f"the process ended with {_exit(current.process.exitcode)}") from None
+                raise _Silent(False, f"{PROCESS_ENDED} {_exit(current.process.exitcode)}") from None
             if time.monotonic() > deadline:
                 raise _Silent(True, f"no answer within {timeout_s:.0f} s")
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from autotune.vocabulary.measurement import Status
 
+PROCESS_ENDED = "the process ended with"
+"""How the reason of a failure begins that took its GPU process along."""
+
 
 class NoResult(Exception):
     """A candidate that ends without a time: its status and reason."""
@@ -28,4 +31,6 @@ class Outcome:
     baseline_relative_error: float | None = None
     compile_s: float | None = None
     setup_s: float | None = None
+    tactic: str | None = None
+    tuning_s: float | None = None
     peak_bytes: int | None = None

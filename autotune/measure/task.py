@@ -42,6 +42,8 @@ class Machine:
     cores: int = 1
     recording: str = ""
     """Not empty if the answers are recorded ones: which recording, for a person."""
+    absent: tuple[str, ...] = ()
+    """Libraries that are installed but cannot be used here, each with the reason and what to do."""
 
 
 class Runner(Protocol):

@@ -17,9 +17,9 @@ def main(pipe: Connection, log: str = os.devnull) -> None:
 
     Messages are tuples whose first item says what they are.
 
-    Sent: ("machine", Environment, driver, cores), then per task ("begin", index), ("outcome", index, Outcome)
-    and ("done",); ("baseline", Candidate) for questions; ("failed", text) if the task as a whole cannot run
-    and ("fatal", text) before the process ends because its CUDA context is lost.
+    Sent: ("machine", Environment, driver, cores, absent libraries), then per task ("begin", index),
+    ("outcome", index, Outcome) and ("done",); ("baseline", Candidate) for questions; ("failed", text) if the
+    task as a whole cannot run and ("fatal", text) before the process ends because its CUDA context is lost.
     """
     # Libraries print progress of their own; the sweep's display must stay readable.
     with open(log, "ab", buffering=0) as stream:
@@ -29,10 +29,11 @@ def main(pipe: Connection, log: str = os.devnull) -> None:
     # Our plugin must not route the very kernels that are being measured.
     os.environ["AUTOTUNE_MODE"] = "off"
     try:
-        from autotune.measure.detect import detect_environment, driver_version
+        from autotune.measure.detect import absent_libraries, detect_environment, driver_version
 
         environment = detect_environment()
-        pipe.send(("machine", environment, driver_version(), os.cpu_count() or 1))
+        absent = absent_libraries(environment)
+        pipe.send(("machine", environment, driver_version(), os.cpu_count() or 1, absent))
     except BaseException as error:
         pipe.send(("unable", error))
         return

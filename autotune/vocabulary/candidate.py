@@ -74,6 +74,11 @@ class _CandidateBase(_Frozen):
         """Content digest: the same candidate has the same one everywhere."""
         return content_digest(self.model_dump(mode="json"))
 
+    @property
+    def servable(self) -> bool:
+        """Whether a server can run it. What is not is measured and shown, but never wins or is chosen."""
+        return True
+
 
 class TritonCandidate(_CandidateBase):
     """vLLM's `fused_experts`: one tile for both GEMMs."""
@@ -96,13 +101,20 @@ class VllmCutlassCandidate(_CandidateBase):
 
 
 class FlashinferCutlassCandidate(_CandidateBase):
-    """FlashInfer's CUTLASS fused MoE; `tuned` means after FlashInfer's own autotuner ran."""
+    """FlashInfer's CUTLASS fused MoE; `tuned` means after FlashInfer's own autotuner ran.
+
+    vLLM tunes FlashInfer while it warms up: the untuned state shows what tuning is worth, and is no choice.
+    """
 
     backend: Literal["flashinfer_cutlass"] = "flashinfer_cutlass"
     tuned: bool = True
 
     def __str__(self) -> str:
         return f"flashinfer_cutlass{'' if self.tuned else ' untuned'}"
+
+    @property
+    def servable(self) -> bool:
+        return self.tuned
 
 
 class DeepGemmCandidate(_CandidateBase):

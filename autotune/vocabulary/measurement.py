@@ -6,9 +6,16 @@ import math
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from autotune.vocabulary.candidate import VLLM_BACKENDS, BackendName, Candidate
 from autotune.vocabulary.canonical import content_digest
@@ -77,6 +84,10 @@ class PairedTimes(BaseModel):
         return tuple(math.log(b / c) for b, c in zip(self.baseline_us, self.candidate_us, strict=True))
 
 
+LATER_FIELDS = frozenset({"tactic", "tuning_s"})
+"""Fields that older evidence does not have; where they are null they are no part of the content."""
+
+
 class Measurement(BaseModel):
     """Evidence. Immutable, and cited by `digest`, never by a row's number."""
 
@@ -104,6 +115,12 @@ class Measurement(BaseModel):
     setup_s: float | None = Field(
         default=None, ge=0, description="the backend's own tuning or set-up, seconds"
     )
+    tactic: Text | None = Field(
+        default=None, description="what the backend's own tuner chose for this call, in the backend's words"
+    )
+    tuning_s: float | None = Field(
+        default=None, ge=0, description="what that choice cost: the backend's own tuner, all counts, seconds"
+    )
     peak_bytes: int | None = Field(
         default=None, ge=0, le=1 << 62, description="GPU memory beyond weights and inputs"
     )
@@ -126,6 +143,12 @@ class Measurement(BaseModel):
         if not 2000 < self.recorded_at.year < 2100:
             raise ValueError(f"recorded_at lies in the year {self.recorded_at.year}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        # Evidence from before these fields existed keeps its content, and so its digest.
+        return {k: v for k, v in data.items() if v is not None or k not in LATER_FIELDS}
 
     @cached_property
     def digest(self) -> str:

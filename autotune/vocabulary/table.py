@@ -64,7 +64,7 @@ class Speedup(_Frozen):
 
 
 class Alternative(_Frozen):
-    """A backend's best candidate at this token count, whether or not it wins."""
+    """A backend's best candidate at this token count, whether or not it wins; or one that no server runs."""
 
     candidate: Candidate
     first: int = Field(gt=0, description="it holds for the token counts first..last of its route")
@@ -206,7 +206,8 @@ class RoutingTable(_Frozen):
         """The one backend that minimizes the sum of weight(M) x time(M) over the profile.
 
         time(M) is the backend's best time at the smallest measured count that is at least M (vLLM pads
-        decode steps up) and at most 2M; a backend that was not measured at one of them is left out.
+        decode steps up) and at most 2M; a backend that was not measured at one of them is left out, and so
+        is FlashInfer in a table that names no FlashInfer version, since any could answer.
         None if a token count of the profile has no such measured count, or no allowed backend covers it.
         """
         totals: dict[BackendName, float] = {}
@@ -217,7 +218,12 @@ class RoutingTable(_Frozen):
                 return None
             route = self.routes[index]
             times: dict[BackendName, float] = {route.baseline.backend: route.baseline_timing.p50_us}
-            candidates = [(a.candidate.backend, a.timing.p50_us) for a in route.alternatives]
+            candidates = [
+                (a.candidate.backend, a.timing.p50_us)
+                for a in route.alternatives
+                if a.candidate.servable
+                and (a.candidate.backend != "flashinfer_cutlass" or self.environment.flashinfer)
+            ]
             candidates.append((route.winner.backend, route.winner_timing.p50_us))
             for backend, time_us in candidates:
                 times[backend] = min(time_us, times.get(backend, time_us))

@@ -7,15 +7,32 @@ from typing import Any, Protocol
 
 import torch
 
+from autotune.kernels.layouts import readable
 from autotune.kernels.specs import Support
 from autotune.kernels.weights import LayerInputs, MoeWeights
 from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.errors import AutotuneError
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 
 Prepared = Any
 """Weights in a backend's own layout: only the backend that made it looks inside."""
+
+
+def require_layout(name: BackendName, weights: MoeWeights) -> None:
+    """Refuse weights in an order that a backend would read the wrong way round.
+
+    Raises:
+        AutotuneError: naming the layouts that it reads.
+    """
+    problem = weights.problem
+    reads = readable(problem.scheme, name, problem.act)
+    if problem.gated and not isinstance(reads, Support) and weights.layout not in reads:
+        raise AutotuneError(
+            f"{name} with {problem.act} does not read weights in the layout {weights.layout}.",
+            f"Give it a copy in {' or '.join(reads)} (autotune.kernels.weights.in_layout).",
+        )
 
 
 class Backend(Protocol):
@@ -28,11 +45,19 @@ class Backend(Protocol):
         ...
 
     def prepare(self, weights: MoeWeights) -> Prepared:
-        """Lay out the weights; shares the tensors with `weights` wherever the layout allows it."""
+        """Lay out the weights; shares the tensors with `weights` wherever the layout allows it.
+
+        Raises:
+            AutotuneError: if it cannot run from weights in that layout (see `autotune.kernels.layouts`).
+        """
         ...
 
     def tune(self, prepared: Prepared, inputs: LayerInputs) -> float:
-        """Let the backend's own tuner run, if it has one; returns seconds spent."""
+        """Let the backend's own tuner run, if it has one; returns its seconds, without those of loading."""
+        ...
+
+    def tactic(self, prepared: Prepared, candidate: Candidate, inputs: LayerInputs) -> str | None:
+        """What the backend's own tuner has a call of this size run with, in its words; None without one."""
         ...
 
     def bind(self, prepared: Prepared, candidate: Candidate) -> Callable[[LayerInputs], torch.Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from autotune.kernels.backends.base import require_layout
 from autotune.kernels.launch import Plan, run_layer
 from autotune.kernels.specs import Support, backend_spec
 from autotune.kernels.weights import LayerInputs, MoeWeights
@@ -15,7 +16,7 @@ from autotune.vocabulary.problem import Problem, Scheme
 
 
 class OwnBackend:
-    """A kernel of ours. It reads the checkpoint layout as it is; nothing is prepared.
+    """A kernel of ours. It reads the weights as they are; nothing is prepared.
 
     Args:
         plan: lays out the launches of one call.
@@ -29,10 +30,14 @@ class OwnBackend:
         return backend_spec(self.name).supports(problem, environment)
 
     def prepare(self, weights: MoeWeights) -> MoeWeights:
+        require_layout(self.name, weights)
         return weights
 
     def tune(self, prepared: MoeWeights, inputs: LayerInputs) -> float:
         return 0.0
+
+    def tactic(self, prepared: MoeWeights, candidate: Candidate, inputs: LayerInputs) -> str | None:
+        return None
 
     def bind(self, prepared: MoeWeights, candidate: Candidate) -> Callable[[LayerInputs], torch.Tensor]:
         return lambda inputs: run_layer(self._plan, prepared, inputs, candidate)

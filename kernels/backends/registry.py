@@ -7,6 +7,8 @@ from typing import Any
 
 from autotune.kernels.backends.base import Backend
 from autotune.kernels.backends.fused import OwnBackend
+from autotune.kernels.backends.libraries import FUSED_MOE as _FUSED_MOE
+from autotune.kernels.backends.libraries import selection_surface
 from autotune.kernels.backends.vllm_modular import VllmBackend, moe_config, vllm_config
 from autotune.kernels.fused_decode import op as fused_decode
 from autotune.kernels.fused_triton import op as fused_triton
@@ -15,6 +17,7 @@ from autotune.vocabulary.candidate import (
     Candidate,
     DeepGemmCandidate,
     FlashinferCutlassCandidate,
+    FusedTritonCandidate,
     Tile,
     TritonCandidate,
     VllmCutlassCandidate,
@@ -22,8 +25,6 @@ from autotune.vocabulary.candidate import (
 from autotune.vocabulary.errors import AutotuneError, UnknownNameError
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem, Scheme
-
-_FUSED_MOE = "vllm.model_executor.layers.fused_moe"
 
 
 def all_backends() -> dict[BackendName, Backend]:
@@ -103,8 +104,22 @@ def baseline_backend(problem: Problem, checkpoint: Checkpoint) -> BackendName:
     return names[chosen.name]
 
 
+def stand_in(problem: Problem, tokens: int) -> FusedTritonCandidate:
+    """A plain configuration of our own kernel: the baseline where there is no vLLM that would have one."""
+    few = tokens * problem.topk <= 16 * problem.global_experts
+    tile = Tile(
+        block_m=16 if few else 64, block_n=64, block_k=128 if problem.scheme.is_fp8 else 64, num_stages=3
+    )
+    return FusedTritonCandidate(gate_up=tile, down=tile)
+
+
 def baseline_candidate(problem: Problem, checkpoint: Checkpoint, tokens: int) -> Candidate:
-    """What that vLLM would run unaided for this problem, checkpoint format and token count."""
+    """What that vLLM would run unaided for this problem, checkpoint format and token count.
+
+    Without a vLLM that can be asked, a stand-in: such a table names no vLLM, and so is applied by none.
+    """
+    if not selection_surface().ok:
+        return stand_in(problem, tokens)
     backend = baseline_backend(problem, checkpoint)
     if backend == "vllm_cutlass":
         return VllmCutlassCandidate()

@@ -11,26 +11,33 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
+from autotune.kernels.backends import flashinfer_tuning
+from autotune.kernels.backends.base import require_layout
+from autotune.kernels.backends.libraries import EXPERTS, library_support
+from autotune.kernels.backends.libraries import FUSED_MOE as _FUSED_MOE
+from autotune.kernels.backends.up_first import up_first_cutlass, up_first_triton
 from autotune.kernels.backends.vllm_gemms import TritonGemms
-from autotune.kernels.specs import Support, backend_spec
-from autotune.kernels.weights import LayerInputs, MoeWeights
-from autotune.vocabulary.candidate import BackendName, Candidate, Tile, TritonCandidate
+from autotune.kernels.specs import Support, backend_spec, tunes_flashinfer
+from autotune.kernels.weights import LayerInputs, MoeWeights, in_layout
+from autotune.vocabulary.candidate import (
+    BackendName,
+    Candidate,
+    FlashinferCutlassCandidate,
+    Tile,
+    TritonCandidate,
+)
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem, Scheme
 
-_FUSED_MOE = "vllm.model_executor.layers.fused_moe"
-_EXPERTS: dict[BackendName, tuple[str, str]] = {
-    "triton": (f"{_FUSED_MOE}.experts.triton_moe", "TritonExperts"),
-    "vllm_cutlass": (f"{_FUSED_MOE}.experts.cutlass_moe", "CutlassExpertsFp8"),
-    "flashinfer_cutlass": (f"{_FUSED_MOE}.experts.flashinfer_cutlass_moe", "FlashInferExperts"),
-    "deep_gemm": (f"{_FUSED_MOE}.experts.deep_gemm_moe", "DeepGemmExperts"),
-}
+MIN_BLOCK_SCALE = 1e-10
+"""vLLM's floor of block scales for FlashInfer, which makes NaN of smaller ones on Hopper
+(prepare_fp8_moe_layer_for_fi)."""
 MAX_TOKENS = 16_384
 """What vLLM's FusedMoEConfig is told as the largest batch; FlashInfer's tuner covers counts up to it."""
 
@@ -44,6 +51,8 @@ class VllmPrepared:
     w13: torch.Tensor
     w2: torch.Tensor
     expert_map: torch.Tensor | None
+    up_first: bool
+    """Whether `w13` has its up rows first."""
 
 
 class VllmBackend:
@@ -53,58 +62,63 @@ class VllmBackend:
         self.name: BackendName = name
 
     def supports(self, problem: Problem, environment: Environment) -> Support:
-        return backend_spec(self.name).supports(problem, environment)
+        support = backend_spec(self.name).supports(problem, environment)
+        return library_support(self.name) if support.ok else support
 
     def prepare(self, weights: MoeWeights) -> VllmPrepared:
+        if self.name == "flashinfer_cutlass":
+            weights = in_layout(weights, "w31")
+        require_layout(self.name, weights)
         modular = importlib.import_module(f"{_FUSED_MOE}.modular_kernel")
         no_dp_ep = importlib.import_module(f"{_FUSED_MOE}.prepare_finalize.no_dp_ep")
         workspace = importlib.import_module("vllm.v1.worker.workspace")
         if not workspace.is_workspace_manager_initialized():
             workspace.init_workspace_manager(weights.w13.device)
-        w13, w13_scale = weights.w13, weights.w13_scale
-        if self.name == "flashinfer_cutlass" and weights.problem.gated:
-            gate, up = w13.chunk(2, dim=1)
-            w13 = torch.cat([up, gate], dim=1)
         if self.name == "deep_gemm":
             # Initializes vLLM's lazily loaded DeepGEMM functions and its choice of scale format.
             importlib.import_module("vllm.utils.deep_gemm").is_deep_gemm_e8m0_used()
-        module, cls = _EXPERTS[self.name]
+        module, cls = EXPERTS[self.name]
         experts_cls = getattr(importlib.import_module(module), cls)
+        if self.name == "triton" and weights.up_first:
+            experts_cls = up_first_triton(experts_cls)
         with vllm_config():
             experts = experts_cls(
                 moe_config=moe_config(weights.problem, weights.w13.device),
-                quant_config=self._quant_config(weights, w13_scale),
+                quant_config=self._quant_config(weights),
             )
             kernel = modular.FusedMoEKernel(no_dp_ep.MoEPrepareAndFinalizeNoDPEPModular(), experts)
         expert_map = None
         if weights.problem.ep > 1:
             expert_map = torch.full(
-                (weights.problem.global_experts,), -1, dtype=torch.int32, device=w13.device
+                (weights.problem.global_experts,), -1, dtype=torch.int32, device=weights.w13.device
             )
             expert_map[: weights.problem.E] = torch.arange(weights.problem.E, dtype=torch.int32)
-        return VllmPrepared(weights.problem, kernel, w13, weights.w2, expert_map)
+        return VllmPrepared(weights.problem, kernel, weights.w13, weights.w2, expert_map, weights.up_first)
 
-    def _quant_config(self, weights: MoeWeights, w13_scale: torch.Tensor | None) -> Any:
+    def _quant_config(self, weights: MoeWeights) -> Any:
         config = importlib.import_module(f"{_FUSED_MOE}.config")
         scheme = weights.problem.scheme
         if scheme is Scheme.BF16:
             return config.FUSED_MOE_UNQUANTIZED_CONFIG
+        w13_scale, w2_scale = weights.w13_scale, weights.w2_scale
+        assert w13_scale is not None
+        assert w2_scale is not None
         extra: dict[str, Any] = {}
-        if self.name == "flashinfer_cutlass":
+        if self.name == "flashinfer_cutlass" and scheme is Scheme.FP8_BLOCK128:
+            w13_scale, w2_scale = w13_scale.clamp_min(MIN_BLOCK_SCALE), w2_scale.clamp_min(MIN_BLOCK_SCALE)
+        elif self.name == "flashinfer_cutlass":
             # As make_fp8_moe_quant_config does for FlashInfer: one dequantization factor per expert.
             assert weights.a1_scale is not None
             assert weights.a2_scale is not None
-            assert w13_scale is not None
-            assert weights.w2_scale is not None
             extra = {
                 "a1_gscale": 1.0 / weights.a1_scale,
                 "a2_gscale": 1.0 / weights.a2_scale,
                 "g1_alphas": (w13_scale * weights.a1_scale).squeeze(),
-                "g2_alphas": (weights.w2_scale * weights.a2_scale).squeeze(),
+                "g2_alphas": (w2_scale * weights.a2_scale).squeeze(),
             }
         return config.fp8_w8a8_moe_quant_config(
             w1_scale=w13_scale,
-            w2_scale=weights.w2_scale,
+            w2_scale=w2_scale,
             a1_scale=weights.a1_scale,
             a2_scale=weights.a2_scale,
             per_act_token_quant=scheme is Scheme.FP8_CHANNEL,
@@ -115,24 +129,32 @@ class VllmBackend:
 
     def tune(self, prepared: VllmPrepared, inputs: LayerInputs) -> float:
         """FlashInfer's autotuner, as vLLM's warm-up runs it: a call with a large batch tunes all buckets."""
-        if self.name != "flashinfer_cutlass":
+        if self.name != "flashinfer_cutlass" or not tunes_flashinfer(prepared.problem):
             return 0.0
-        from flashinfer.autotuner import autotune
-
+        self._run(prepared, inputs)  # loads the module, or builds it: no part of tuning
+        torch.cuda.synchronize()
         start = time.perf_counter()
-        with autotune(True):
+        with flashinfer_tuning.tuning():
             self._run(prepared, inputs)
         torch.cuda.synchronize()
         return time.perf_counter() - start
 
+    def tactic(self, prepared: VllmPrepared, candidate: Candidate, inputs: LayerInputs) -> str | None:
+        if self.name != "flashinfer_cutlass" or not tunes_flashinfer(prepared.problem):
+            return None
+        with flashinfer_tuning.recording_tactics() as chosen:
+            self.bind(prepared, candidate)(inputs)
+        return flashinfer_tuning.describe(chosen)
+
     def bind(self, prepared: VllmPrepared, candidate: Candidate) -> Callable[[LayerInputs], torch.Tensor]:
         def run(inputs: LayerInputs) -> torch.Tensor:
-            forced = (
-                forced_tile(candidate.tile, candidate.swap_ab)
-                if isinstance(candidate, TritonCandidate)
-                else nullcontext()
-            )
-            with forced:
+            with ExitStack() as stack:
+                if isinstance(candidate, TritonCandidate):
+                    stack.enter_context(forced_tile(candidate.tile, candidate.swap_ab))
+                if isinstance(candidate, FlashinferCutlassCandidate) and not candidate.tuned:
+                    stack.enter_context(flashinfer_tuning.untuned())
+                if self.name == "vllm_cutlass" and prepared.up_first:
+                    stack.enter_context(up_first_cutlass())
                 return self._run(prepared, inputs)
 
         return run
@@ -154,7 +176,8 @@ class VllmBackend:
         return result
 
     def power_of_two_scales(self, problem: Problem) -> bool:
-        if problem.scheme is not Scheme.FP8_BLOCK128:
+        # FlashInfer takes the input unquantized and scales it by itself, to 448 (fp8_blockscale_gemm).
+        if problem.scheme is not Scheme.FP8_BLOCK128 or self.name == "flashinfer_cutlass":
             return False
         return bool(importlib.import_module("vllm.utils.deep_gemm").is_deep_gemm_e8m0_used())
 

@@ -63,7 +63,6 @@ def plan(
     inputs: LayerInputs,
     candidate: FusedDecodeCandidate,
     output: torch.Tensor,
-    up_first: bool = False,
 ) -> list[Launch]:
     """Allocate the workspaces of one call and lay out its launch.
 
@@ -73,7 +72,6 @@ def plan(
     Args:
         inputs: hidden rows in bfloat16, or with fp8_tensor already quantized by `weights.a1_scale`.
         output: `[M, K]` bfloat16, written whole.
-        up_first: `w13` holds the up rows before the gate rows, as FlashInfer wants them.
 
     Raises:
         ValueError: for more pairs than a block can scan, or FP8 rows in another scheme.
@@ -84,7 +82,7 @@ def plan(
     pairs = inputs.tokens * problem.topk
     if pairs > DECODE_PAIRS:
         raise ValueError(f"fused_decode takes up to {DECODE_PAIRS} (token, slot) pairs, not {pairs}")
-    return [_launch(weights, inputs, candidate, output, up_first)]
+    return [_launch(weights, inputs, candidate, output)]
 
 
 def _launch(
@@ -92,7 +90,6 @@ def _launch(
     inputs: LayerInputs,
     candidate: FusedDecodeCandidate,
     output: torch.Tensor,
-    up_first: bool,
 ) -> Launch:
     problem, ids = weights.problem, inputs.topk_ids
     pairs = inputs.tokens * problem.topk
@@ -136,7 +133,7 @@ def _launch(
             "TOPK": problem.topk,
             "EXPERTS": problem.E,
             "SCHEME": SCHEME_CODES[problem.scheme],
-            "UP_FIRST": up_first,
+            "UP_FIRST": weights.up_first,
             "PAIRS": scan_width(pairs),
             "FIRST": first,
             "QUANTIZED": first or given,

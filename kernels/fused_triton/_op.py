@@ -112,6 +112,7 @@ def gate_up_kernel(
     TOPK: tl.constexpr,
     SCHEME: tl.constexpr,
     QUANTIZE_OUT: tl.constexpr,
+    UP_FIRST: tl.constexpr,
     SWAP_AB: tl.constexpr,
     WIDEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -121,7 +122,8 @@ def gate_up_kernel(
 ):
     """out[i, :] = silu(x[token] @ gate.T) * (x[token] @ up.T) for padded row i, one [BLOCK_M, BLOCK_N] tile.
 
-    x [M, K], w [E, 2N, K] (gate rows first), out [padded rows, N] in expert order. With QUANTIZE_OUT the tile
+    x [M, K], w [E, 2N, K] (gate rows first; with UP_FIRST the up rows, and "gate" below names the first half
+    up to the activation), out [padded rows, N] in expert order. With QUANTIZE_OUT the tile
     is stored as FP8: per tensor with the static scale, per block with `out_scale[padded rows, N/128]`.
     """
     rows_padded = tl.load(padded_rows_ptr)
@@ -203,6 +205,10 @@ def gate_up_kernel(
         channel = w_scale_ptr + expert * (2 * N) + safe
         gate_acc *= x_scale * tl.load(channel)[None, :]
         up_acc *= x_scale * tl.load(channel + N)[None, :]
+    if UP_FIRST:
+        first_half = gate_acc
+        gate_acc = up_acc
+        up_acc = first_half
     inner = gate_acc / (1.0 + tl.exp(-gate_acc)) * up_acc
 
     out_rows = rows.to(tl.int64)[:, None] * N

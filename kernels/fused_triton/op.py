@@ -124,8 +124,8 @@ def plan(
                 inner_scale, sorted_pairs, block_expert, padded_rows, pairs,
             ),
             {
-                **sizes, "TOPK": problem.topk, "QUANTIZE_OUT": quantize_out, **common,
-                **_tile(candidate.gate_up),
+                **sizes, "TOPK": problem.topk, "QUANTIZE_OUT": quantize_out, "UP_FIRST": weights.up_first,
+                **common, **_tile(candidate.gate_up),
             },
         )
     )  # fmt: skip

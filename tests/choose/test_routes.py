@@ -171,3 +171,19 @@ def test_the_recording_tells_of_the_evidence_cited() -> None:
     assert (recording.measurements, recording.runs) == (3, ("run-1",))
     assert recording.first == recording.last == made[0].recorded_at
     assert made[0].stage is Stage.FINAL
+
+
+def test_an_untuned_flashinfer_is_shown_beside_the_tuned_one_and_chosen_never() -> None:
+    tuned, untuned = FlashinferCutlassCandidate(), FlashinferCutlassCandidate(tuned=False)
+    route = only([*finals(8, untuned, 1.5), *finals(8, tuned, 0.9)])
+    assert (route.verdict, route.winner) == (Verdict.NO_BENEFIT, BASELINE)
+    assert [a.candidate for a in route.alternatives] == [tuned, untuned]
+    # Nor does it stand in the way of the tuned one's win, or vanish beside it.
+    route = only([*finals(8, untuned, 1.5), *finals(8, tuned, 1.2)])
+    assert route.winner == tuned
+    assert [a.candidate for a in route.alternatives] == [untuned]
+    # Where the baseline is the tuned one, its untuned state shows what tuning is worth there.
+    against = [*finals(8, untuned, 0.2, baseline=tuned), *finals(8, FAST, 1.3, baseline=tuned)]
+    route = only(against)
+    assert route.winner == FAST
+    assert untuned in [a.candidate for a in route.alternatives]

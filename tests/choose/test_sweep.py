@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from autotune.choose.sweep import Sweep, SweepPlan
-from autotune.measure.task import Task
-from autotune.vocabulary.candidate import Candidate, DeepGemmCandidate, TritonCandidate
+from autotune.measure.task import Machine, Task
+from autotune.vocabulary.candidate import (
+    Candidate,
+    DeepGemmCandidate,
+    FlashinferCutlassCandidate,
+    FusedTritonCandidate,
+    Tile,
+    TritonCandidate,
+)
+from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundError, UsageError
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import Verdict
-from tests.choose.simulated import BASELINE, ListStore, Quiet, SimulatedRunner
+from tests.choose.simulated import BASELINE, ENVIRONMENT, ListStore, Quiet, SimulatedRunner
 from tests.factories import PROBLEM
 
 
@@ -99,7 +108,8 @@ def test_failing_candidates_are_statuses() -> None:
     result = Sweep(plan(), SimulatedRunner(planted, fail=fail), store, Quiet()).execute()
     assert result.table is not None
     assert result.table.routes[0].verdict is Verdict.WIN
-    assert {a.candidate.backend for r in result.table.routes for a in r.alternatives} <= {"triton"}
+    shown = {a.candidate.backend for r in result.table.routes for a in r.alternatives}
+    assert shown <= {"triton", "flashinfer_cutlass"}
     statuses = {m.candidate.backend: m.status for m in store.rows.values()}
     assert statuses["deep_gemm"] is Status.UNSUPPORTED
     assert statuses["fused_triton"] is Status.CRASHED
@@ -125,7 +135,7 @@ def test_token_counts_that_cannot_be_had_are_left_out_and_named() -> None:
     assert result.table is not None
     assert [r.tokens for r in result.table.routes] == [1, 1024]
     assert set(result.skipped) == {8, 64}
-    assert sum("left out" in note for note in progress.notes) == 2
+    assert sum("tokens left out" in note for note in progress.notes) == 2
     with pytest.raises(UsageError, match="None of the token counts"):
         Sweep(plan((8,)), Choosy(planted), ListStore(), Quiet()).execute()
 
@@ -207,3 +217,116 @@ def test_a_run_is_resumed_with_fewer_token_counts() -> None:
     assert again.table is not None
     assert [r.tokens for r in again.table.routes] == [r.tokens for r in first.table.routes]
     assert max(keys(store).values()) == 1
+
+
+class Elsewhere(SimulatedRunner):
+    """Measures in another environment."""
+
+    def __init__(self, environment: Environment, absent: tuple[str, ...] = ()) -> None:
+        super().__init__(
+            planted, fail=lambda c, tokens: Status.UNSUPPORTED if c.backend == "deep_gemm" else None
+        )
+        self.machine = Machine(environment, "580", 2, absent=absent)
+
+    def baseline(self, problem: Problem, checkpoint: Checkpoint, tokens: int) -> Candidate:
+        return super().baseline(problem, checkpoint, tokens) if self.machine.environment.vllm else STAND_IN
+
+    def measure(self, task: Task) -> Iterator[Measurement]:
+        for m in super().measure(task):
+            yield m.model_copy(update={"environment": self.machine.environment})
+
+
+TILE = Tile(block_m=16, block_n=64, block_k=128)
+STAND_IN = FusedTritonCandidate(gate_up=TILE, down=TILE)
+
+
+def test_a_missing_library_leaves_its_backend_out_and_the_sweep_goes_on() -> None:
+    quiet, store = Quiet(), ListStore()
+    runner = Elsewhere(
+        ENVIRONMENT.model_copy(update={"flashinfer": None}),
+        ("FlashInfer 0.6.13 is installed but vLLM would not use it",),
+    )
+    result = Sweep(plan(), runner, store, quiet).execute()
+    assert result.table is not None
+    assert result.table.routes[0].verdict is Verdict.WIN
+    assert "flashinfer_cutlass" not in {m.candidate.backend for m in store.rows.values()}
+    assert any("FlashInfer 0.6.13 is installed" in note for note in quiet.notes)
+    [flashinfer] = [note for note in quiet.notes if note.startswith("flashinfer_cutlass is left out")]
+    assert "pip install flashinfer-python" in flashinfer
+    # What only a GPU process can see is told once, not once a token count.
+    assert quiet.notes.count("deep_gemm is left out: made to fail") == 1
+
+
+def test_without_vllm_our_kernels_are_swept_against_a_stand_in() -> None:
+    quiet, store = Quiet(), ListStore()
+    runner = Elsewhere(ENVIRONMENT.model_copy(update={"vllm": None, "flashinfer": None}))
+    result = Sweep(plan(), runner, store, quiet).execute()
+    assert {m.candidate.backend for m in store.rows.values()} == {"fused_triton", "fused_decode"}
+    assert result.table is not None
+    assert result.table.environment.vllm is None
+    assert {r.baseline for r in result.table.routes} == {STAND_IN}
+    left_out = {note.split()[0] for note in quiet.notes if "is left out" in note}
+    assert left_out == {"triton", "vllm_cutlass", "flashinfer_cutlass", "deep_gemm"}
+    assert any("stands in" in note for note in quiet.notes)
+
+
+def test_untuned_flashinfer_is_screened_and_never_final() -> None:
+    store = ListStore()
+
+    def planted_untuned(candidate: Candidate, tokens: int) -> float:
+        return 9.0 if candidate == UNTUNED else planted(candidate, tokens)
+
+    tensor = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_tensor")
+    result = Sweep(
+        replace(plan(), problem=tensor), SimulatedRunner(planted_untuned), store, Quiet()
+    ).execute()
+    measured = [m for m in store.rows.values() if m.candidate == UNTUNED]
+    assert {m.stage for m in measured} == {Stage.SCREEN}
+    assert {m.tokens for m in measured} == set(plan().tokens)
+    assert result.table is not None
+    for route in result.table.routes:
+        assert route.winner != UNTUNED, "however fast it looks"
+        [shown] = [a for a in route.alternatives if a.candidate == UNTUNED]
+        assert shown.speedup.median == pytest.approx(9.0, rel=0.05)
+        assert not shown.final
+    # With block scales FlashInfer has one tactic: there is no untuned state to show.
+    block = ListStore()
+    Sweep(plan(), SimulatedRunner(planted), block, Quiet()).execute()
+    assert UNTUNED not in {m.candidate for m in block.rows.values()}
+    assert FlashinferCutlassCandidate() in {m.candidate for m in block.rows.values()}
+
+
+UNTUNED = FlashinferCutlassCandidate(tuned=False)
+
+
+class Trapping(SimulatedRunner):
+    """FlashInfer's module ends every process that calls it; deep_gemm raises, at up to 64 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(planted, fail=self._fail)
+
+    @staticmethod
+    def _fail(candidate: Candidate, tokens: int) -> Status | None:
+        raises = candidate.backend == "deep_gemm" and tokens <= 64
+        return Status.CRASHED if raises or candidate.backend == "flashinfer_cutlass" else None
+
+    def measure(self, task: Task) -> Iterator[Measurement]:
+        for m in super().measure(task):
+            trapped = m.candidate.backend == "flashinfer_cutlass"
+            yield m.model_copy(update={"reason": "the process ended with signal SIGILL"}) if trapped else m
+
+
+def test_what_ends_its_process_everywhere_is_left_out_from_the_third_count_on() -> None:
+    quiet, store = Quiet(), ListStore()
+    result = Sweep(plan(), Trapping(), store, quiet).execute()
+    assert result.table is not None
+    tried = {
+        backend: {m.tokens for m in store.rows.values() if m.candidate.backend == backend}
+        for backend in ("flashinfer_cutlass", "deep_gemm")
+    }
+    assert len(tried["flashinfer_cutlass"]) == 2
+    # One that only raises costs no process, and may run at larger counts.
+    assert tried["deep_gemm"] == {1, 8, 64, 1024}
+    [note] = [n for n in quiet.notes if "from here on" in n]
+    assert note.startswith("flashinfer_cutlass is left out")
+    assert "SIGILL" in note

@@ -16,7 +16,9 @@ import typer
 from typer.testing import CliRunner
 
 from autotune.cli import routing
-from autotune.vocabulary.candidate import FusedTritonCandidate
+from autotune.db.engine import open_database
+from autotune.db.measurements import MeasurementRepository
+from autotune.vocabulary.candidate import FlashinferCutlassCandidate, FusedTritonCandidate
 from autotune.vocabulary.errors import AutotuneError
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import RoutingTable
@@ -398,3 +400,29 @@ def test_lint_exits_1_with_findings(file: str, tmp_path: Path) -> None:
     result = run("table", "lint", str(bad))
     assert result.exit_code == 1
     assert "not readable JSON" in result.stdout
+
+
+def test_show_tells_what_a_tuner_chose_and_cost(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/own.db"
+    tuned, untuned = FlashinferCutlassCandidate(), FlashinferCutlassCandidate(tuned=False)
+    evidence = [
+        make_measurement(tokens=8, candidate=tuned, tactic="gemm1 7, gemm2 31", tuning_s=41.5),
+        make_measurement(tokens=8, candidate=untuned, tactic="gemm1 fallback, gemm2 fallback"),
+        make_measurement(tokens=8),
+        make_measurement(tokens=5, candidate=tuned, tactic="gemm1 1, gemm2 2"),  # the table has no 5
+    ]
+    with open_database(url) as database, database.write() as session:
+        MeasurementRepository(session).add_all(evidence)
+    made = tmp_path / "t.json"
+    made.write_text(json.dumps(make_table().to_json_data()))
+    assert "revision 1 of" in run("table", "import", str(made), "--db", url).stdout
+    data = json.loads(run("table", "show", *MODEL, "--db", url, "--json").stdout)
+    assert [(t["tokens"], t["tactic"], t["tuning_s"]) for t in data["tuners"]] == [
+        (8, "gemm1 7, gemm2 31", 41.5),
+        (8, "gemm1 fallback, gemm2 fallback", None),
+    ]
+    assert [t["candidate"]["tuned"] for t in data["tuners"]] == [True, False]
+    assert data["tuners"][0]["evidence"] == evidence[0].digest
+    assert data["tuners"][0]["p50_us"] > 0
+    # A table from elsewhere says nothing of that database's evidence.
+    assert "tuners" not in json.loads(run("table", "show", *MODEL, "--table", str(made), "--json").stdout)

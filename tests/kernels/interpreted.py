@@ -26,7 +26,7 @@ from autotune.kernels.fused_triton.op import SORT_CHUNK, max_padded_rows, plan
 from autotune.kernels.launch import Launch, run_layer
 from autotune.kernels.reference import reference_moe, relative_l2
 from autotune.kernels.rope_fp8.op import rope_fp8, rope_fp8_reference, rotary_table
-from autotune.kernels.weights import LayerInputs, MoeWeights, make_inputs, make_weights
+from autotune.kernels.weights import in_layout, make_inputs, make_weights
 from autotune.vocabulary.candidate import FusedDecodeCandidate, FusedTritonCandidate, Tile
 from autotune.vocabulary.problem import Problem, Scheme
 
@@ -69,11 +69,15 @@ def layer(scheme: Scheme) -> None:
         weights = make_weights(problem, 1, "cpu")
         inputs = make_inputs(problem, tokens, 2, routing, device="cpu")
         output = run_layer(plan, weights, inputs, candidate, torch.full_like(inputs.hidden, float("nan")))
+        other = None
+        if problem.N == 128 and tokens == 5:
+            other = run_layer(plan, in_layout(weights, "w31"), inputs, candidate)
         answer: dict[str, Any] = {
             "problem": str(problem),
             "tokens": tokens,
             "candidate": str(candidate),
             "error": relative_l2(output, reference_moe(weights, inputs)),
+            "same_up_first": None if other is None else torch.equal(output, other),
             "swapped": candidate.swap_ab,
             "gate_n": candidate.gate_up.block_n,
             "chunks": triton.cdiv(tokens * problem.topk, SORT_CHUNK),
@@ -162,7 +166,9 @@ def decode(scheme: Scheme) -> None:
             "same_bits": torch.equal(outputs[0].view(torch.int16), outputs[1].view(torch.int16)),
             "most_rows": int(torch.bincount(inputs.topk_ids.flatten().long()).max()),
             "listed": tokens * problem.topk > fused_decode.SCANNED_PAIRS,
-            "other_order": torch.equal(outputs[0], up_first(weights, inputs, candidate)),
+            "other_order": torch.equal(
+                outputs[0], run_layer(fused_decode.plan, in_layout(weights, "w31"), inputs, candidate)
+            ),
         }
         if scheme is Scheme.FP8_TENSOR:
             given = replace(inputs, hidden=interpreters_cast(inputs.hidden.float() / weights.a1_scale))
@@ -170,22 +176,6 @@ def decode(scheme: Scheme) -> None:
             run_layer(fused_decode.plan, weights, given, candidate, output)
             answer["given_fp8"] = torch.equal(outputs[0], output)
         print(json.dumps(answer), flush=True)
-
-
-def up_first(weights: MoeWeights, inputs: LayerInputs, candidate: FusedDecodeCandidate) -> torch.Tensor:
-    """The layer from weights whose up rows stand before their gate rows."""
-
-    def turned(values: torch.Tensor | None) -> torch.Tensor | None:
-        if values is None or values.dim() < 3:
-            return values
-        gate, up = values.view(torch.uint8).chunk(2, dim=1)
-        return torch.cat([up, gate], dim=1).view(values.dtype)
-
-    other = replace(weights, w13=turned(weights.w13), w13_scale=turned(weights.w13_scale))
-    output = torch.full_like(inputs.hidden, float("nan"))
-    for launch in fused_decode.plan(other, inputs, candidate, output, up_first=True):
-        launch.run()
-    return output
 
 
 def rope() -> None:

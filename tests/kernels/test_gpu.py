@@ -16,6 +16,7 @@ from autotune.vocabulary.candidate import (
     VllmCutlassCandidate,
 )
 from autotune.vocabulary.problem import Problem, Scheme
+from tests.kernels.flashinfer_probe import require_flashinfer
 
 pytestmark = pytest.mark.gpu
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
@@ -207,6 +208,8 @@ def test_vllm_backends_match_reference(environment, scheme, name, candidate):
     if not support.ok:
         assert support.reason
         pytest.skip(support.reason)
+    if name == "flashinfer_cutlass":
+        require_flashinfer(scheme.value)
     weights = make_weights(problem, 1)
     prepared = backend.prepare(weights)
     call = backend.bind(prepared, candidate)
@@ -256,5 +259,7 @@ def test_baseline_is_what_vllm_selects(environment):
     tensor = Problem(E=128, N=768, K=2048, topk=8, scheme=Scheme.FP8_TENSOR)
     expected = "flashinfer_cutlass" if environment.flashinfer else "triton"
     assert baseline_candidate(tensor, "fp8", 8).backend == expected
+    plain = Problem(E=128, N=768, K=2048, topk=8, scheme=Scheme.BF16)
+    assert baseline_candidate(plain, "unquantized", 8).backend == "triton"
     channel = Problem(E=128, N=768, K=2048, topk=8, scheme=Scheme.FP8_CHANNEL)
     assert baseline_candidate(channel, "compressed-tensors", 8).backend == "vllm_cutlass"

@@ -44,6 +44,8 @@ def test_the_layer_matches_the_reference(scheme: Scheme) -> None:
     answers = interpret("layer", scheme.value)
     assert {answer["swapped"] for answer in answers} == {False, True}
     assert any(answer["remote"] for answer in answers)
+    # From weights with the up rows first, the very same bits.
+    assert [a["same_up_first"] for a in answers if a["same_up_first"] is not None] == [True] * 4
     if scheme is Scheme.BF16:
         assert any(answer["chunks"] > 16 for answer in answers)
     for answer in answers:

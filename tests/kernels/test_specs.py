@@ -53,10 +53,10 @@ def test_an_unknown_backend_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        (BLOCK, {"triton", "deep_gemm", "fused_triton", "fused_decode"}),
+        (BLOCK, {"triton", "flashinfer_cutlass", "deep_gemm", "fused_triton", "fused_decode"}),
         (TENSOR, {"triton", "vllm_cutlass", "flashinfer_cutlass", "fused_triton", "fused_decode"}),
         (BLOCK.replace("fp8_block128", "fp8_channel"), {"triton", "vllm_cutlass", "fused_triton"}),
-        (BF16, {"triton", "fused_triton", "fused_decode"}),
+        (BF16, {"triton", "flashinfer_cutlass", "fused_triton", "fused_decode"}),
     ],
 )
 def test_what_runs_on_an_h200(shape: str, expected: set[str]) -> None:
@@ -79,7 +79,14 @@ def test_what_runs_without_fp8_hardware() -> None:
         ("vllm_cutlass", TENSOR.replace("K=2048", "K=2056"), FULL, ("K=2056", "16")),
         ("vllm_cutlass", TENSOR + ",act=relu2_no_mul", FULL, ("relu2_no_mul",)),
         ("vllm_cutlass", TENSOR, L4, ("8.9", "9.x")),
-        ("flashinfer_cutlass", BLOCK, FULL, ("fp8_block128",)),
+        ("flashinfer_cutlass", BLOCK.replace("fp8_block128", "fp8_channel"), FULL, ("fp8_channel",)),
+        ("flashinfer_cutlass", BLOCK.replace("N=768", "N=704"), FULL, ("N=704", "128")),
+        ("flashinfer_cutlass", BLOCK + ",act=gelu_tanh", FULL, ("gelu_tanh", "silu")),
+        ("flashinfer_cutlass", BLOCK, FULL.model_copy(update={"capability": "10.0"}), ("9.0", "10.0")),
+        ("flashinfer_cutlass", BLOCK, FULL.model_copy(update={"cuda": "12.6"}), ("12.8", "12.6")),
+        ("flashinfer_cutlass", BF16.replace("N=768", "N=760"), FULL, ("N=760", "16")),
+        ("flashinfer_cutlass", BF16, H200, ("pip install flashinfer-python",)),
+        ("flashinfer_cutlass", BF16, FULL.model_copy(update={"vllm": None}), ("pip install vllm",)),
         ("flashinfer_cutlass", TENSOR.replace("N=768", "N=760"), FULL, ("N=760", "16")),
         ("flashinfer_cutlass", TENSOR + ",act=gelu", FULL, ("gelu",)),
         ("flashinfer_cutlass", TENSOR, L4, ("8.9", "9.0")),

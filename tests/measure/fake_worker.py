@@ -27,7 +27,7 @@ def candidate(behaviour: int = 1, block_n: int = 128) -> TritonCandidate:
 
 def main(pipe: Connection, log: str = "") -> None:
     """Serve tasks until the pipe closes."""
-    pipe.send(("machine", H200, "580.1", 2))
+    pipe.send(("machine", H200, "580.1", 2, ("DeepGEMM is of no known version",)))
     while True:
         try:
             message = pipe.recv()

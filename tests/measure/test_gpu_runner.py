@@ -166,3 +166,8 @@ def test_the_real_process_refuses_a_machine_without_a_gpu() -> None:
     with pytest.raises(GpuNotReadyError, match="no CUDA GPU") as caught:
         GpuRunner()
     assert "--replay" in caught.value.hint
+
+
+def test_the_process_says_which_libraries_cannot_be_used(runner: GpuRunner) -> None:
+    assert runner.machine.environment == H200
+    assert runner.machine.absent == ("DeepGEMM is of no known version",)

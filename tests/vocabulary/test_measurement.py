@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import datetime
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.vocabulary.measurement import Measurement, PairedTimes, Status
+from autotune.vocabulary.measurement import LATER_FIELDS, Measurement, PairedTimes, Status
 from tests.factories import make_measurement, make_times, triton
 
 FAILED = [status for status in Status if status is not Status.OK]
@@ -122,3 +123,20 @@ def test_times_are_paired_finite_and_positive(fields: dict[str, object]) -> None
     assert PairedTimes.model_validate(valid).log_ratios() == pytest.approx((math.log(2),))
     with pytest.raises(ValidationError):
         PairedTimes.model_validate({**valid, **fields})
+
+
+def test_fields_that_came_later_leave_older_evidence_as_it_is() -> None:
+    plain = make_measurement()
+    assert LATER_FIELDS.isdisjoint(plain.model_dump(mode="json"))
+    assert LATER_FIELDS.isdisjoint(json.loads(plain.model_dump_json()))
+    # The digest that the release before these fields gave this content.
+    assert plain.digest == "eca63ac768580bf624bf5596de7f06c5a5ff00c0fd464cf384f5f1222e11218e"
+    tuned = Measurement.model_validate({**plain.model_dump(), "tactic": "gemm1 3, gemm2 9", "tuning_s": 41.5})
+    assert tuned.digest != plain.digest
+    again = Measurement.model_validate_json(tuned.model_dump_json())
+    assert (again, again.digest, again.tactic, again.tuning_s) == (tuned, tuned.digest, tuned.tactic, 41.5)
+
+
+def test_tuning_takes_no_negative_time() -> None:
+    with pytest.raises(ValidationError, match="tuning_s"):
+        Measurement.model_validate(changed(make_measurement(), tuning_s=-1.0))

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotune.vocabulary.candidate import DeepGemmCandidate
+from autotune.vocabulary.candidate import DeepGemmCandidate, FlashinferCutlassCandidate
 from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.table import Miss, Route, RoutingTable, Speedup, Timing, Verdict
 from autotune.vocabulary.traffic import TrafficProfile
-from tests.factories import BASELINE, H100, make_table, triton
+from tests.factories import BASELINE, H100, H200, make_table, triton
 
 GAPPED = make_table(tokens=(4, 8, 64, 128), firsts={64: 64})
 """Routes 4..4, 5..8, a gap, 64..64, 65..128."""
@@ -216,3 +216,24 @@ def test_a_winner_from_another_backend_counts_for_that_backend() -> None:
     assert choice is not None
     assert choice.backend == "deep_gemm"
     assert choice.total_us == pytest.approx({"deep_gemm": 16.0, "triton": 32.0})
+
+
+def test_the_static_choice_knows_flashinfer_only_tuned_and_of_a_named_version() -> None:
+    profile = TrafficProfile(name="x", weights={8: 1.0})
+
+    def choice(candidate: FlashinferCutlassCandidate, flashinfer: str | None) -> dict[str, float]:
+        environment = H200.model_copy(update={"flashinfer": flashinfer})
+        table = make_table(environment=environment, tokens=(8,))
+        fast = (
+            table.routes[0]
+            .alternatives[0]
+            .model_copy(update={"candidate": candidate, "timing": Timing(p50_us=1.0, p95_us=1.1)})
+        )
+        route = table.routes[0].model_copy(update={"alternatives": (fast,)})
+        found = table.model_copy(update={"routes": (route,)}).static_choice(profile)
+        assert found is not None
+        return dict(found.total_us)
+
+    assert choice(FlashinferCutlassCandidate(), "0.6.13")["flashinfer_cutlass"] == 1.0
+    assert "flashinfer_cutlass" not in choice(FlashinferCutlassCandidate(), None)
+    assert "flashinfer_cutlass" not in choice(FlashinferCutlassCandidate(tuned=False), "0.6.13")

@@ -41,7 +41,9 @@ def test_it_says_what_is_missing_and_exits_0() -> None:
     report = json.loads(result.stdout)
     assert report["vllm"] is None
     assert report["summary"] == "Nothing would be applied here: vLLM is not installed in this Python."
-    assert {f["name"] for f in report["features"]} == {"layers", "static-fp8", "static-bf16", "tiles"}
+    assert {f["name"] for f in report["features"]} == {
+        "layers", "static-fp8", "static-bf16", "tiles", "router", "deep-gemm-warmup"
+    }  # fmt: skip
     assert {f["state"] for f in report["features"]} == {"disabled"}
     assert report["tables"][0]["status"] == "not matched"
     assert "AUTOTUNE_TABLE" in report["variables"]
@@ -57,7 +59,7 @@ def test_a_model_is_answered_too() -> None:
 def test_text_for_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     text = run().stdout
     assert text.startswith("Nothing would be applied here: vLLM is not installed")
-    assert "mode         route (tiles and static choice)" in text
+    assert "mode         route (tiles and routing per call; one backend where that cannot be had)" in text
     monkeypatch.setenv("AUTOTUNE_MODE", "off")
     assert run().stdout.startswith("Nothing is applied: AUTOTUNE_MODE=off.")
 

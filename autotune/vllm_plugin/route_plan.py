@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ class RoutePlan:
             index for index, entry in enumerate(self.entries, 1) if entry.backend not in self.removed
         )
         """Indices still to be proved."""
+        self.next_first = self._next_first()
+        """The smallest token count at which something is due: what a call compares its own with."""
         self.shapes: dict[tuple[int, ...], Shapes] = {}
         """Workspaces by (M, N, K, topk, local experts), the larger of each over all possible experts."""
         self.lock = threading.Lock()
@@ -68,6 +71,9 @@ class RoutePlan:
         """Indices to be proved whose routes begin at or below `tokens`."""
         return [index for index in self.pending if self.entries[index - 1].first <= tokens]
 
+    def _next_first(self) -> int:
+        return min((self.entries[index - 1].first for index in self.pending), default=sys.maxsize)
+
     def prove(self, indices: Sequence[int], check: Callable[[int], str]) -> None:
         """Try routes once; those that pass serve from now on, the backend of one that fails leaves.
 
@@ -90,8 +96,8 @@ class RoutePlan:
                 serving[entry.first : entry.last + 1] = array("H", [index]) * (entry.last + 1 - entry.first)
                 self.serving = serving
                 self.pending = tuple(other for other in self.pending if other != index)
-            if not self.pending:
-                info_once(f"routing per call for {self.problem} over {self.base}: {self}")
+            self.next_first = self._next_first()
+            info_once(f"routing per call for {self.problem} over {self.base}: {self}")
 
     def remove(self, backend: BackendName, reason: str) -> None:
         """Give a backend's routes back to the base, for the life of this process, with one log line."""
@@ -105,6 +111,7 @@ class RoutePlan:
         gone = {index for index, entry in enumerate(self.entries, 1) if entry.backend == backend}
         self.serving = array("H", (BASE if index in gone else index for index in self.serving))
         self.pending = tuple(index for index in self.pending if index not in gone)
+        self.next_first = self._next_first()
         counts = ", ".join(span(self.entries[i - 1].first, self.entries[i - 1].last) for i in sorted(gone))
         warn_once(f"{backend} leaves the table of {self.problem}, {self.base} serves M in {counts}: {reason}")
 

@@ -136,7 +136,7 @@ def _make(parent: Any) -> type[Any]:
             tuner = self._tuner
             index = BASE
             if self._routes and (tuner is None or not tuner.is_tuning_mode):
-                if plan.pending:
+                if tokens >= plan.next_first:
                     self._probe(
                         tokens, hidden_states, w1, w2, activation, global_num_experts, expert_map, a2_scale,
                         workspace13, workspace2, apply_router_weight_on_input,

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from autotune.vocabulary.candidate import (
+    Candidate,
+    DeepGemmCandidate,
     FlashinferCutlassCandidate,
     FusedDecodeCandidate,
     VllmCutlassCandidate,
@@ -100,7 +102,12 @@ DECODE = FusedDecodeCandidate(
 )
 
 
-def routed_table(version: str, problem: Problem = SMALL, **changes: Any) -> RoutingTable:
+BLOCK_BASELINE = triton(64)
+
+
+def routed_table(
+    version: str, problem: Problem = SMALL, third: Candidate | None = None, **changes: Any
+) -> RoutingTable:
     """`fused_decode` wins for 1..4, Triton for 5..8, vLLM CUTLASS for 9..16; the baseline stays to 64."""
     table = make_table(
         **{
@@ -109,7 +116,7 @@ def routed_table(version: str, problem: Problem = SMALL, **changes: Any) -> Rout
             **changes,
         }
     )  # fmt: skip
-    winners = (DECODE, TILE, VllmCutlassCandidate(), None)
+    winners = (DECODE, TILE, third or VllmCutlassCandidate(), None)
     routes = tuple(
         route.model_copy(update={"winner": winner} if winner else {})
         for route, winner in zip(table.routes, winners, strict=True)
@@ -290,7 +297,14 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
         routing(f"mode_{mode}", "state", {"AUTOTUNE_MODE": mode})
     routing("router_batch_invariant", "state", {"VLLM_BATCH_INVARIANT": "1"})
     routing("router_explicit", "state", {"VLLM_USE_FLASHINFER_MOE_FP8": "1"})
-    for what in ("init", "apply", "prepare"):
+    add("doctor_routed", "doctor", small, shape=str(SMALL))
+    blocks = SMALL.model_copy(update={"scheme": Scheme.FP8_BLOCK128, "N": 128})
+    deep = routed_table(version, problem=blocks, baseline=BLOCK_BASELINE, third=DeepGemmCandidate())
+    add(
+        "routed_block", "routed@router_scenarios", table("routed-block", deep), scheme="fp8_block128",
+        base="triton", counts=[1, 5, 9, 16, 17],
+    )  # fmt: skip
+    for what in ("init", "apply", "prepare", "warmup"):
         add(f"changed_{what}", "changed_kernel@router_scenarios", one, what=what)
     # Services.
     body = encode_tables([make_published(main, revision=7)])

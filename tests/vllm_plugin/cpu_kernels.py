@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 FM = "vllm.model_executor.layers.fused_moe"
+BLOCK = 128
 ran: list[str] = []
 """`triton:32` (with its BLOCK_SIZE_M), `cutlass`, `flashinfer`, or what a test adds."""
 library: list[torch.library.Library] = []
@@ -30,6 +31,7 @@ def install() -> None:
     _triton()
     _cutlass()
     _flashinfer()
+    _block_scales()
     # vLLM frees an accelerator's cache when it grows a workspace.
     torch.accelerator.empty_cache = lambda: None
 
@@ -71,10 +73,20 @@ def _operations() -> None:
 
 
 def _product(a: torch.Tensor, a_scale: Any, w: torch.Tensor, w_scale: Any) -> torch.Tensor:
-    """One expert's rows, float32: a `[rows, in]` with one scale, w `[out, in]` with one scale."""
-    left = a.float() if a_scale is None else a.float() * a_scale.float().reshape(())
-    right = w.float() if w_scale is None else w.float() * w_scale.float().reshape(())
-    return left @ right.T
+    """One expert's rows, float32: a `[rows, in]`, w `[out, in]`, each with one scale or one a block."""
+    return _wide(a, a_scale, rows=1) @ _wide(w, w_scale, rows=BLOCK).T
+
+
+def _wide(values: torch.Tensor, scale: Any, rows: int) -> torch.Tensor:
+    if scale is None:
+        return values.float()
+    if scale.numel() == 1 and values.shape[-1] > BLOCK:
+        return values.float() * scale.float().reshape(())
+    scale = scale.float().reshape(-1, max(1, values.shape[-1] // BLOCK)) if scale.dim() else scale.float()
+    if scale.dim():
+        scale = scale.repeat_interleave(rows, 0)[: values.shape[0]].repeat_interleave(BLOCK, 1)
+        scale = scale[:, : values.shape[-1]]
+    return values.float() * scale
 
 
 def _triton() -> None:
@@ -98,7 +110,8 @@ def _triton() -> None:
                 row = token if top_k > 1 else token * ids.shape[1] + slot
                 expert = int(ids[token, slot])
                 scale = None if w_scale is None else w_scale[expert]
-                value = _product(a[row : row + 1], a_scale, w[expert], scale)[0]
+                by_row = a_scale if a_scale is None or a_scale.numel() == 1 else a_scale[row : row + 1]
+                value = _product(a[row : row + 1], by_row, w[expert], scale)[0]
                 out[token, slot] = value * weights[token, slot] if weigh else value
 
     module._prepare_expert_assignment = assign
@@ -185,3 +198,44 @@ def _flashinfer() -> None:
         output.copy_(total * wrong.get("flashinfer", 1.0))
 
     module.flashinfer_cutlass_fused_moe = fused_moe
+
+
+def _block_scales() -> None:
+    """FP8 in blocks: the quantization of activations, its fusion with silu, and DeepGEMM's experts."""
+    utils: Any = importlib.import_module(f"{FM}.utils")
+    triton_moe: Any = importlib.import_module(f"{FM}.experts.triton_moe")
+    deep_gemm: Any = importlib.import_module(f"{FM}.experts.deep_gemm_moe")
+
+    def quantize(rows: torch.Tensor, group: int = BLOCK, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        groups = rows.float().view(rows.shape[0], -1, group)
+        scale = groups.abs().amax(dim=2, keepdim=True).clamp_min(1e-10) / 448
+        values = (groups / scale).clamp(-448, 448).view(rows.shape).to(torch.float8_e4m3fn)
+        return values, scale.squeeze(2)
+
+    def silu_and_mul_per_block_quant(x: torch.Tensor, group_size: int, quant_dtype: Any, **_: Any) -> Any:
+        gate, up = x.float().chunk(2, dim=1)
+        return quantize(torch.nn.functional.silu(gate) * up, group_size)
+
+    def apply(
+        self: Any, output: torch.Tensor, hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor,
+        topk_weights: torch.Tensor, topk_ids: torch.Tensor, *rest: Any,
+    ) -> None:  # fmt: skip
+        a1q_scale = rest[3]
+        total = torch.zeros(output.shape)
+        for token, experts in enumerate(topk_ids.tolist()):
+            for slot, expert in enumerate(experts):
+                row = hidden_states[token : token + 1], a1q_scale[token : token + 1]
+                gate, up = _product(*row, w1[expert], self.w1_scale[expert]).chunk(2, dim=1)
+                inner = quantize(torch.nn.functional.silu(gate) * up)
+                total[token] += (
+                    _product(*inner, w2[expert], self.w2_scale[expert])[0] * topk_weights[token, slot]
+                )
+        output.copy_(total * wrong.get("deep_gemm", 1.0))
+        ran.append("deep_gemm")
+
+    utils.per_token_group_quant_fp8 = quantize
+    triton_moe.ops.silu_and_mul_per_block_quant = silu_and_mul_per_block_quant
+    triton_moe.is_deep_gemm_e8m0_used = lambda: False
+    deep_gemm.is_deep_gemm_supported = lambda: True
+    deep_gemm.get_mk_alignment_for_contiguous_layout = lambda: [BLOCK, BLOCK]
+    deep_gemm.DeepGemmExperts.apply = apply

@@ -27,7 +27,8 @@ SMALL = {
 
 
 def problem(scheme: str = "fp8_tensor") -> Problem:
-    return Problem(E=8, N=64, K=128, topk=2, scheme=Scheme(scheme))
+    n = 128 if scheme == "fp8_block128" else 64
+    return Problem(E=8, N=n, K=128, topk=2, scheme=Scheme(scheme))
 
 
 class Setup:
@@ -54,8 +55,9 @@ class Setup:
                 "g1_alphas": w.w13_scale * w.a1_scale, "g2_alphas": w.w2_scale * w.a2_scale,
             }  # fmt: skip
         return config.fp8_w8a8_moe_quant_config(
-            w1_scale=w.w13_scale, w2_scale=w.w2_scale, a1_scale=w.a1_scale, a2_scale=w.a2_scale, **extra
-        )
+            w1_scale=w.w13_scale, w2_scale=w.w2_scale, a1_scale=w.a1_scale, a2_scale=w.a2_scale,
+            block_shape=[128, 128] if w.problem.scheme is Scheme.FP8_BLOCK128 else None, **extra,
+        )  # fmt: skip
 
     def experts(self, **changes: Any) -> Any:
         name, cls = {
@@ -63,7 +65,8 @@ class Setup:
             "triton": ("triton_moe", "TritonExperts"),
         }[self.base]
         kind = getattr(module(f"experts.{name}"), cls)
-        return kind(moe_config=scenarios.moe_config(**{**SMALL, **changes}), quant_config=self.quant_config())
+        sizes = {**SMALL, "intermediate_size": self.weights.problem.N, **changes}
+        return kind(moe_config=scenarios.moe_config(**sizes), quant_config=self.quant_config())
 
     def kernel(self, experts: Any = None, prepare: Any = None) -> Any:
         prepare = prepare or module("prepare_finalize.no_dp_ep").MoEPrepareAndFinalizeNoDPEPModular()
@@ -128,6 +131,10 @@ def routed(scheme: str, base: str, counts: list[int], up_first: bool = True, **_
     }
     again = setup.kernel()
     answer["second_layer"] = setup.call(again, 6)
+    if base == "triton":
+        cpu_kernels.ran.clear()
+        setup.call(kernel, 60)
+        answer["own_tile"] = cpu_kernels.ran[-1]
     before = module("modular_kernel").FusedMoEKernel.__init__
     plugin.unapply()
     answer["after"] = type(setup.kernel().fused_experts).__name__
@@ -310,8 +317,15 @@ def changed_kernel(what: str, **_: Any) -> Any:
         scenarios.refuse_the_router()
     elif what == "apply":
         modular.FusedMoEExpertsModular.apply = lambda self, output, hidden_states, weights: None
-    else:
+    elif what == "prepare":
         modular.FusedMoEKernelModularImpl._prepare = lambda self, hidden_states: None
+    elif what == "warmup":
+        warm: Any = importlib.import_module("vllm.model_executor.warmup.deep_gemm_warmup")
+        warm._fused_moe_grouped_gemm_may_use_deep_gemm = lambda module, tokens: False
+    else:
+        config = module("config").FusedMoEConfig
+        original = config.__post_init__
+        config.__post_init__ = lambda self, checked: original(self)
     plugin, lines = register()
     return {"features": features(plugin), "lines": lines, "tiles": scenarios.look_up([8]),
             "order": scenarios.order()}  # fmt: skip

@@ -109,13 +109,16 @@ def test_the_base_serves_until_a_route_is_proved() -> None:
     assert set(chosen(made).values()) == {BASE}
     assert made.due(6) == [1]
     assert made.due(1000) == [1, 2, 3, 4]
+    assert made.next_first == 1
     made.prove(made.due(8), lambda index: "")
     assert made.due(1000) == [3, 4]
+    assert made.next_first == 9, "calls below it have nothing to try"
     made.prove(made.due(1000), lambda index: "")
     assert chosen(made) == {
         1: 1, 4: 1, 5: 0, 6: 0, 7: 2, 8: 2, 9: 3, 16: 3, 17: 0, 29: 0, 30: 4, 40: 4, 41: 0, 10**6: 0
     }  # fmt: skip
     assert not made.pending
+    assert made.next_first > 10**9
 
 
 @pytest.mark.parametrize("raises", [True, False])

@@ -180,6 +180,35 @@ def test_modes_and_settings_decide_whether_the_router_is_there(inside: Inside) -
     assert (state, reason) == ("disabled", "VLLM_USE_FLASHINFER_MOE_FP8 is set")
 
 
+def test_deep_gemm_is_added_to_tritons_blocks(inside: Inside) -> None:
+    result = inside["routed_block"]
+    assert served(result) == {1: "own", 5: TRITON, 9: "deep_gemm", 16: "deep_gemm", 17: result["own_tile"]}
+    assert all(call["error"] <= LIMIT for call in result["calls"].values()), result["calls"]
+    assert not warnings(result)
+
+
+def test_doctor_tells_which_routes_would_be_served(inside: Inside) -> None:
+    routing = inside["doctor_routed"]["model"]["routing"]
+    assert routing["base"] == "flashinfer_cutlass"
+    backends = [line.split()[1] for line in (*routing["served"], *routing["declined"])]
+    assert sorted(backends) == ["fused_decode", "triton", "vllm_cutlass"]
+    assert inside["doctor"]["model"]["routing"]["served"] == [], "the base itself won"
+    assert inside["doctor"]["model"]["routing"]["base"] == "triton"
+
+
+FEATURES = ("layers", "static-fp8", "static-bf16", "tiles", "router", "deep-gemm-warmup")
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_each_feature_applies_to_this_vllm(inside: Inside, feature: str) -> None:
+    assert inside["tiles"]["features"][feature] == ["applied", ""]
+
+
+def test_a_changed_warm_up_disables_only_what_looks_at_it(inside: Inside) -> None:
+    states = {name: state for name, (state, _) in inside["changed_warmup"]["features"].items()}
+    assert states == {**dict.fromkeys(FEATURES, "applied"), "deep-gemm-warmup": "disabled"}
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [

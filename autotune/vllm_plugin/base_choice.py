@@ -85,12 +85,13 @@ def total_us(
 def _routed_us(
     table: RoutingTable, route: Route, base: BackendName, own: BackendName, takes_up_first: TakesUpFirst
 ) -> float | None:
+    measured = [a.timing.p50_us for a in route.alternatives if a.candidate.backend == base]
+    for candidate, timing in ((route.baseline, route.baseline_timing), (route.winner, route.winner_timing)):
+        if candidate.backend == base:
+            measured.append(timing.p50_us)
+    if base != own and not measured:
+        return None  # not known to run this layer at all
     winner = route.winner.backend
     if route.verdict is Verdict.WIN and not unreachable(table.problem, base, winner, takes_up_first):
         return route.winner_timing.p50_us
-    if base == own:
-        return route.baseline_timing.p50_us
-    measured = [a.timing.p50_us for a in route.alternatives if a.candidate.backend == base]
-    if route.baseline.backend == base:
-        measured.append(route.baseline_timing.p50_us)
-    return min(measured, default=None)
+    return route.baseline_timing.p50_us if base == own else min(measured)

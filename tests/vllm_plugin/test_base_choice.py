@@ -79,6 +79,19 @@ def test_a_base_that_was_not_measured_everywhere_is_not_taken() -> None:
     assert choose_base(client(made), TENSOR, "fp8").backend is None
 
 
+def test_a_backend_that_never_ran_the_layer_is_no_base_although_others_win_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tests.vllm_plugin.test_route_plan import DECODE
+
+    monkeypatch.setattr(base_choice, "takes_up_first", lambda backend: False)
+    everywhere = RoutingTable.model_validate({
+        **dict(table(DECODE, FLASHINFER)),
+        "routes": tuple(r.model_copy(update={"alternatives": ()}) for r in table(DECODE, FLASHINFER).routes),
+    })  # fmt: skip
+    assert choose_base(client(everywhere), TENSOR, "fp8").backend is None
+
+
 def test_traffic_outside_the_table_moves_nothing() -> None:
     chosen = choose_base(client(table(FLASHINFER, triton(64)), concurrency=10_000), TENSOR, "fp8")
     assert chosen.backend is None

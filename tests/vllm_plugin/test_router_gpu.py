@@ -84,6 +84,7 @@ class Routed:
             self.weights
         )
         self.router = self.prepared.kernel.fused_experts
+        assert type(self.router).__name__ == "RouterExperts", "the log says why"
         self.plan = self.router.plan
         torch.cuda.synchronize()
 

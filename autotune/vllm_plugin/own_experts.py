@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -31,11 +31,18 @@ def kernel_plan(backend: BackendName) -> Any:
 
 @cache
 def takes_up_first(backend: BackendName) -> bool:
-    """Whether a kernel of ours can read up rows before gate rows: whether its plan has the keyword."""
+    """Whether a kernel of ours can read up rows before gate rows.
+
+    It can if its plan has the keyword for it, or if `kernels.layouts`, where that exists, says that it reads
+    weights marked as `w31`.
+    """
     try:
-        return UP_FIRST in inspect.signature(kernel_plan(backend)).parameters
+        if UP_FIRST in inspect.signature(kernel_plan(backend)).parameters:
+            return True
+        layouts = importlib.import_module("autotune.kernels.layouts")
     except ImportError:
         return False
+    return backend in layouts.layouts(Scheme.FP8_TENSOR)["w31"]
 
 
 @dataclass
@@ -54,7 +61,8 @@ class OwnKernel:
 
     def __post_init__(self) -> None:
         self._plan = kernel_plan(self.candidate.backend)
-        self._options = {UP_FIRST: True} if self.order == "up_gate" else {}
+        takes = UP_FIRST in inspect.signature(self._plan).parameters
+        self._options = {UP_FIRST: True} if takes and self.order == "up_gate" else {}
         self._weights: Any = None
 
     def apply(
@@ -82,13 +90,13 @@ class OwnKernel:
         if topk_weights.dtype is not torch.float32:
             topk_weights = topk_weights.to(torch.float32)
         if self._weights is None or self._weights.w13 is not w1 or self._weights.w2 is not w2:
-            self._weights = layer_weights(self.problem, self.experts, w1, w2)
+            self._weights = layer_weights(self.problem, self.experts, w1, w2, self.order)
         inputs = LayerInputs(hidden_states, topk_ids, topk_weights)
         for launch in self._plan(self._weights, inputs, self.candidate, output, **self._options):
             launch.run()
 
 
-def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any) -> Any:
+def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any, order: RowOrder = "gate_up") -> Any:
     """A vLLM layer's tensors in our kernels' terms; nothing is copied.
 
     Raises:
@@ -101,8 +109,10 @@ def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any) -> Any:
         raise ValueError(f"weights of {tuple(w1.shape)} and {tuple(w2.shape)}, not {expected}")
     if not (w1.is_contiguous() and w2.is_contiguous()):
         raise ValueError("weights that are not contiguous")
+    marked = order == "up_gate" and "layout" in {field.name for field in fields(MoeWeights)}
+    layout: dict[str, Any] = {"layout": "w31"} if marked else {}
     if not problem.scheme.is_fp8:
-        return MoeWeights(problem, w1, w2)
+        return MoeWeights(problem, w1, w2, **layout)
 
     def scale(found: Any, rows: int, columns: int) -> Any:
         shape: tuple[int, ...] = {
@@ -123,6 +133,7 @@ def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any) -> Any:
         scale(experts.w2_scale, problem.K, problem.N),
         _scalar(experts.a1_scale) if static else None,
         _scalar(experts.a2_scale) if static else None,
+        **layout,
     )
 
 

@@ -190,13 +190,17 @@ def _make(parent: Any) -> type[Any]:
 
                 return run
 
-            # Activations enter as the model computes; what arrives here may be quantized already.
-            prober = Prober(
-                self.plan.problem, runner(BASE), hidden_states.device, self.base.moe_config.in_dtype
-            )
-            self.plan.prove(
-                due, lambda index: prober.difference(self.plan.entries[index - 1].first, runner(index))
-            )
+            try:
+                # Activations enter as the model computes; what arrives here may be quantized already.
+                dtype = self.base.moe_config.in_dtype
+                prober = Prober(self.plan.problem, runner(BASE), hidden_states.device, dtype)
+                self.plan.prove(
+                    due, lambda index: prober.difference(self.plan.entries[index - 1].first, runner(index))
+                )
+            except Exception as error:
+                # In the middle of a forward pass: a failure costs speed, never the server.
+                for backend in self.plan.backends:
+                    self.plan.remove(backend, f"it cannot be tried: {type(error).__name__}: {error}")
 
     parent_format = _standard_format(parent)
     for name in list(getattr(RouterExperts, "__abstractmethods__", ())):

@@ -206,7 +206,8 @@ def test_each_feature_applies_to_this_vllm(inside: Inside, feature: str) -> None
 
 def test_a_changed_warm_up_disables_only_what_looks_at_it(inside: Inside) -> None:
     states = {name: state for name, (state, _) in inside["changed_warmup"]["features"].items()}
-    assert states == {**dict.fromkeys(FEATURES, "applied"), "deep-gemm-warmup": "disabled"}
+    assert states.pop("deep-gemm-warmup") == "disabled"
+    assert set(states.values()) == {"applied"}
 
 
 @pytest.mark.parametrize(

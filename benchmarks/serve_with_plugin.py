@@ -222,6 +222,7 @@ def main() -> None:
     summary: dict[str, object] = {
         "scheme": args.scheme, "layers": args.layers, "input": args.input, "output": args.output,
         "rounds": args.rounds, "serve_args": args.serve_args,
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("VLLM_", "AUTOTUNE_"))},
     }  # fmt: skip
     name = {"fp8_tensor": "qwen-moe-fp8-tensor", "fp8_block128": "qwen-moe-fp8"}[args.scheme]
     starter = Path(str(resources.files("autotune") / "data" / "tables" / f"nvidia_h200-{name}.json"))

@@ -34,8 +34,8 @@ def doctor(
 ) -> None:
     """Say what the plugin would apply in this environment, and why not.
 
-    Applies nothing. Works without vLLM and without a GPU. The modes `route` and `tiles` + `static` are
-    the same in this release.
+    Applies nothing. Works without vLLM and without a GPU. With --model it also says which routes would be
+    served per call. Whether each backend runs on the layer's real weights is tried when the server starts.
 
     The plugin reads AUTOTUNE_TABLE, else AUTOTUNE_URL, else the starter tables; it reads no database.
     """
@@ -63,6 +63,15 @@ def doctor(
         _print(report)
 
 
+_MODES = {
+    "off": "nothing",
+    "observe": "nothing; counts what would be done",
+    "tiles": "tiles only",
+    "static": "one backend for the whole process",
+    "route": "tiles and routing per call; one backend where that cannot be had",
+}
+
+
 def _print(report: Report) -> None:
     from autotune.cli.lines import labelled
 
@@ -71,7 +80,7 @@ def _print(report: Report) -> None:
     if report.mode:
         lines += [
             ("environment", str(report.environment or report.no_environment)),
-            ("mode", f"{report.mode}{' (tiles and static choice)' if report.mode == 'route' else ''}"),
+            ("mode", f"{report.mode} ({_MODES[report.mode]})"),
             ("source", f"{report.source or 'none'}, digest {report.digest[:12]}: {report.source_note}"),
         ]
     for feature in report.features:
@@ -101,8 +110,18 @@ def _model(report: Report) -> list[str]:
         about = f"{name}: nothing here; on {model['measured_on']} this table would give {gives}"
     else:
         about = f"{name}: this table, measured on {model['measured_on']}, gives {gives}"
-    static = model["static"] or "left to vLLM"
-    return [
-        f"{about} (digest {model['table_digest'][:12]})",
-        f"static choice: {static}: {model['static_detail']}",
-    ]
+    lines = [f"{about} (digest {model['table_digest'][:12]})"]
+    routing = model["routing"]
+    if routing is None:
+        static = model["static"] or "left to vLLM"
+        lines += [
+            f"routing per call: no: {model['routing_detail']}",
+            f"static choice: {static}: {model['static_detail']}",
+        ]
+        return lines
+    lines.append(f"weights prepared for {routing['base']}: {routing['base_detail']}")
+    lines += [f"routing per call: M in {text}" for text in routing["served"]]
+    lines += [f"not routed: M in {text}" for text in routing["declined"]]
+    if not routing["served"]:
+        lines.append("routing per call: no route of the table would be served by another backend")
+    return lines

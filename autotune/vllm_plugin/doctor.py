@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.client import RoutingClient
 from autotune.client.addresses import MASK, shown
+from autotune.vllm_plugin.base_choice import choose_base
 from autotune.vllm_plugin.deployment import Deployment
 from autotune.vllm_plugin.environment import (
     NEWEST,
@@ -21,6 +22,8 @@ from autotune.vllm_plugin.environment import (
     tested,
 )
 from autotune.vllm_plugin.features import Context, Feature
+from autotune.vllm_plugin.own_experts import takes_up_first
+from autotune.vllm_plugin.route_reach import outlook
 from autotune.vllm_plugin.start import make_features
 from autotune.vllm_plugin.static_choice import choose_backend, explicit_choice
 from autotune.vllm_plugin.tile_choice import covered
@@ -30,7 +33,7 @@ from autotune.vocabulary.errors import UsageError
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.settings import Settings
-from autotune.vocabulary.table import Miss, PublishedTable
+from autotune.vocabulary.table import Miss, PublishedTable, RoutingTable
 
 READ_VARIABLES = (
     "VLLM_PLUGINS", "VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", "VLLM_USE_DEEP_GEMM",
@@ -87,7 +90,7 @@ def examine(settings: Settings, model: tuple[Problem, Checkpoint | None] | None 
     with contextlib.redirect_stdout(sys.stderr):
         report.features = _features(client, report)
     if model is not None:
-        report.model = _model(client, *model)
+        report.model = _model(client, report.features, *model)
     report.summary = _summary(report, settings)
     return report
 
@@ -171,7 +174,12 @@ def _feature(feature: Feature, report: Report) -> dict[str, str]:
     return {**entry, "state": state, "reason": reason}
 
 
-def _model(client: RoutingClient, problem: Problem, checkpoint: Checkpoint | None) -> dict[str, Any]:
+def _model(
+    client: RoutingClient,
+    features: list[dict[str, str]],
+    problem: Problem,
+    checkpoint: Checkpoint | None,
+) -> dict[str, Any]:
     selection = client.select(problem, checkpoint)
     entry: dict[str, Any] = {"problem": str(problem), "checkpoint": checkpoint}
     if selection.table is None:
@@ -179,14 +187,38 @@ def _model(client: RoutingClient, problem: Problem, checkpoint: Checkpoint | Non
     explicit = explicit_choice()
     static = choose_backend(client, problem, checkpoint)
     backend = None if explicit else static.backend
+    refused = _not_routed(features)
+    routing = None if refused else _routing(client, selection.table, checkpoint)
     return {
         **entry,
         "answer": "route",
         "measured_on": str(selection.table.environment),
         "table_digest": selection.table.digest,
-        "tiles": covered(selection.table, backend == "triton"),
+        "tiles": covered(selection.table, backend == "triton" and routing is None),
         "static": backend,
         "static_detail": f"{explicit} is set: vLLM's own order stays" if explicit else static.detail,
+        "routing": routing,
+        "routing_detail": refused,
+    }
+
+
+def _not_routed(features: list[dict[str, str]]) -> str:
+    """Why calls are not routed, as far as this process tells; empty if they would be."""
+    router = next((feature for feature in features if feature["name"] == "router"), None)
+    if router is None:
+        return "not in this mode"
+    return "" if router["state"] == "applied" else router["reason"]
+
+
+def _routing(client: RoutingClient, table: RoutingTable, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    base = choose_base(client, table.problem, checkpoint)
+    prepared = base.backend or table.routes[0].baseline.backend
+    found = outlook(table, prepared, takes_up_first)
+    return {
+        "base": prepared,
+        "base_detail": base.detail,
+        "served": [str(entry) for entry in found.entries],
+        "declined": [str(left) for left in found.declined],
     }
 
 

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import Literal, Protocol
 
 from autotune.client import RoutingClient
-from autotune.vllm_plugin.deployment import Deployment
+from autotune.vllm_plugin.deployment import Deployment, Layer
 from autotune.vllm_plugin.imports import forget, when_imported
 from autotune.vllm_plugin.log import warn_once
 from autotune.vllm_plugin.patching import Patch, Replacement
@@ -18,17 +18,27 @@ from autotune.vllm_plugin.surface import SurfaceChangedError
 FeatureState = Literal["applied", "waiting", "disabled"]
 
 
+class LayerRouter(Protocol):
+    """What other features ask of the router."""
+
+    def refusal(self, layer: Layer) -> str:
+        """Why a layer's calls are not routed, as far as its configuration tells; empty if they may be."""
+        ...
+
+
 @dataclass
 class Context:
     """What the features of one process work with.
 
     Args:
         observe: log what would be done and leave vLLM unchanged.
+        router: routes each call of a layer, where the mode has that.
     """
 
     client: RoutingClient
     deployment: Deployment
     observe: bool = False
+    router: LayerRouter | None = None
 
 
 class DeclinedError(Exception):

@@ -59,6 +59,17 @@ class Patch:
             setattr(self.owner, self.name, self._original)
 
 
+def is_patched(owner: Any, name: str) -> bool:
+    """Whether a patch of ours is in force on an attribute, also beneath another plugin's that wraps it."""
+    current = getattr(owner, name, None)
+    while current is not None:
+        patch = getattr(current, _MARK, None)
+        if patch is not None:
+            return bool(patch._active)
+        current = getattr(current, "__wrapped__", None)
+    return False
+
+
 class Replacement:
     """One replaced attribute that is no plain function, such as a Triton kernel, and cannot be wrapped.
 

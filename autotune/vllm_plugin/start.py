@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 from autotune.client import RoutingClient
 from autotune.client.snapshot import hand_over
+from autotune.vllm_plugin.deep_gemm_warmup import DeepGemmWarmup
 from autotune.vllm_plugin.deployment import Deployment
 from autotune.vllm_plugin.environment import NoGpuError, installed, resolve_environment, tested
 from autotune.vllm_plugin.features import Context, Feature
 from autotune.vllm_plugin.log import info_once, logger, warn_once
 from autotune.vllm_plugin.observer import LayerObserver
 from autotune.vllm_plugin.recompiles import Recompiles
+from autotune.vllm_plugin.router import Router
 from autotune.vllm_plugin.static_backend import Fp8Backend, UnquantizedBackend
 from autotune.vllm_plugin.tiles import Tiles
 from autotune.vllm_plugin.warmup import WarmUpKernels
@@ -108,6 +110,11 @@ def make_features(context: Context) -> list[Feature]:
     ]
     if mode in ("tiles", "route", "observe"):
         features.append(Tiles(context))
+    if mode in ("route", "observe"):
+        context.router = router = Router(context)
+        features.append(router)
+    if mode == "route":
+        features.append(DeepGemmWarmup(context))
     if mode in ("tiles", "route") and context.client.settings.unspecialize:
         features.append(Recompiles(context))
     if mode in ("tiles", "route") and context.client.settings.warmup_s > 0:

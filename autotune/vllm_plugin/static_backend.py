@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from autotune.vllm_plugin.base_choice import choose_base
 from autotune.vllm_plugin.deployment import Layer, checkpoint_of
 from autotune.vllm_plugin.features import Context, Feature
 from autotune.vllm_plugin.log import info_once, warn_once
@@ -92,11 +93,17 @@ class _StaticBackend(Feature):
         if explicit:
             info_once(f"no static choice for {problem}: {explicit} is set")
             return None
-        chosen = choose_backend(self.context.client, problem, _checkpoint(problem.scheme))
+        checkpoint = current_checkpoint(problem.scheme)
+        router = self.context.router
+        routed = router is not None and not router.refusal(layer)
+        choose = choose_base if routed else choose_backend
+        chosen = choose(self.context.client, problem, checkpoint)
         if chosen.backend is None or VLLM_NAMES.get(chosen.backend) not in self.members:
-            info_once(f"static choice for {problem} stays vLLM's: {chosen.detail}")
+            what = "the backend that the weights are prepared for" if routed else "static choice"
+            info_once(f"{what} for {problem} stays vLLM's: {chosen.detail}")
             return None
-        info_once(f"static choice {'would be ' if self.context.observe else ''}{chosen.detail}")
+        kind = "weights prepared for" if routed else "static choice"
+        info_once(f"{kind} {'would be ' if self.context.observe else ''}{chosen.detail}")
         return None if self.context.observe else chosen.backend
 
 
@@ -139,7 +146,7 @@ class UnquantizedBackend(_StaticBackend):
         return Scheme.BF16
 
 
-def _checkpoint(scheme: Scheme) -> Checkpoint | None:
+def current_checkpoint(scheme: Scheme) -> Checkpoint | None:
     """The checkpoint's format, from the configuration that vLLM is building a model with."""
     if scheme is Scheme.BF16:
         return "unquantized"

@@ -73,6 +73,16 @@ class TileConfig(dict[str, Any]):
         return value
 
 
+def force(tiles: TileMap | None) -> None:
+    """Make this thread's look-ups answer with these tiles, whatever they ask for; None ends it."""
+    _read.forced = tiles
+
+
+def forced() -> TileMap | None:
+    """What `force` set in this thread."""
+    return getattr(_read, "forced", None)
+
+
 def take_swap_ab(block_m: int, block_n: int) -> bool | None:
     """The choice that the last two reads left for this tile; None if it is vLLM's own configuration."""
     choice = getattr(_read, "choice", None)

@@ -71,7 +71,9 @@ def down(
                 acc = multiply(w, x, acc, w_scale, x_scale, 1.0, SCHEME, SCHEME == TENSOR, INTERPRET)
                 w_ptrs += BLOCK_K
                 x_ptrs += BLOCK_K
-            weight = tl.load(topk_weights_ptr + pair, mask=real, other=0.0)
+            chosen = tl.load(ids_ptr + pair, mask=real, other=0)
+            here = real & (chosen >= 0) & (chosen < EXPERTS)
+            weight = tl.load(topk_weights_ptr + pair, mask=here, other=0.0)
             result = tl.trans(acc) * (weight * scale)[:, None]
             inside = real[:, None] & (columns < K)[None, :]
             tl.store(

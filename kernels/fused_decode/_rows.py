@@ -11,15 +11,28 @@ import triton.language as tl
 
 
 @triton.jit
+def expert_ids(ids_ptr, lanes, pairs, EXPERTS: tl.constexpr):
+    """The expert of each lane's pair; EXPERTS beyond the last pair.
+
+    A pair of no expert here (padding, another rank's) goes with expert 0, where `down` gives it no weight:
+    so every row of a token arrives, and the token's sum is complete.
+    """
+    ids = tl.load(ids_ptr + lanes, mask=lanes < pairs, other=0)
+    ids = tl.where((ids >= 0) & (ids < EXPERTS), ids, 0)
+    return tl.where(lanes < pairs, ids, EXPERTS)
+
+
+@triton.jit
 def find_rows(ids_ptr, slot, pairs, EXPERTS: tl.constexpr, PAIRS: tl.constexpr):
     """The expert of a pair, which of the PAIRS lanes are its rows, and their running numbers.
 
     Only the first pair of an expert works for all of that expert's rows; the others have none.
     """
     lanes = tl.arange(0, PAIRS)
-    ids = tl.load(ids_ptr + lanes, mask=lanes < pairs, other=EXPERTS)
+    ids = expert_ids(ids_ptr, lanes, pairs, EXPERTS)
     expert = tl.load(ids_ptr + slot)
-    hits = (ids == expert) & (expert < EXPERTS)
+    expert = tl.where((expert >= 0) & (expert < EXPERTS), expert, 0)
+    hits = ids == expert
     first = tl.min(tl.where(hits, lanes, PAIRS), 0)
     hits = (hits & (first == slot)).to(tl.int32)
     return expert.to(tl.int64), hits, tl.cumsum(hits, 0) - 1
@@ -72,7 +85,7 @@ def route(
     above EXPERTS.
     """
     lanes = tl.arange(0, PAIRS)
-    ids = tl.load(ids_ptr + lanes, mask=lanes < pairs, other=EXPERTS)
+    ids = expert_ids(ids_ptr, lanes, pairs, EXPERTS)
     bins = tl.arange(0, BINS)
     rows = tl.histogram(ids, BINS)
     rows = tl.where(bins < EXPERTS, rows, 0)

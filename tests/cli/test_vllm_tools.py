@@ -41,7 +41,7 @@ def test_it_says_what_is_missing_and_exits_0() -> None:
     report = json.loads(result.stdout)
     assert report["vllm"] is None
     assert report["summary"] == "Nothing would be applied here: vLLM is not installed in this Python."
-    names = {"layers", "static-fp8", "static-bf16", "tiles", "warmup"}
+    names = {"layers", "static-fp8", "static-bf16", "tiles", "router", "deep-gemm-warmup", "warmup"}
     assert {f["name"] for f in report["features"]} == names
     assert {f["state"] for f in report["features"]} == {"disabled"}
     assert report["tables"][0]["status"] == "not matched"
@@ -58,7 +58,8 @@ def test_a_model_is_answered_too() -> None:
 def test_text_for_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     text = run().stdout
     assert text.startswith("Nothing would be applied here: vLLM is not installed")
-    assert "mode         route (tiles and static choice)" in text
+    said = "mode route (tiles and routing per call; one backend where that cannot be had)"
+    assert said in " ".join(text.split())
     monkeypatch.setenv("AUTOTUNE_MODE", "off")
     assert run().stdout.startswith("Nothing is applied: AUTOTUNE_MODE=off.")
 

@@ -170,6 +170,12 @@ def decode(scheme: Scheme) -> None:
                 outputs[0], run_layer(fused_decode.plan, in_layout(weights, "w31"), inputs, candidate)
             ),
         }
+        nobody, weightless = inputs.topk_ids.clone(), inputs.topk_weights.clone()
+        nobody[0, 0], weightless[0, 0] = -1, 0.0
+        padded = run_layer(fused_decode.plan, weights, replace(inputs, topk_ids=nobody), candidate)
+        nobody[0, 0] = 0
+        as_if = replace(inputs, topk_ids=nobody, topk_weights=weightless)
+        answer["padded"] = torch.equal(padded, run_layer(fused_decode.plan, weights, as_if, candidate))
         if scheme is Scheme.FP8_TENSOR:
             given = replace(inputs, hidden=interpreters_cast(inputs.hidden.float() / weights.a1_scale))
             output = torch.full_like(inputs.hidden, float("nan"))

@@ -66,6 +66,7 @@ def test_the_decode_kernel_matches_the_reference(scheme: Scheme) -> None:
         assert answer["error"] < (TWICE_QUANTIZED if scheme.is_fp8 else 1.2 * TOLERANCE), answer
         assert answer["same_bits"], answer
         assert answer["other_order"], answer
+        assert answer["padded"], answer
         assert answer.get("given_fp8", True), answer
     assert ("given_fp8" in answers[0]) == (scheme is Scheme.FP8_TENSOR)
 

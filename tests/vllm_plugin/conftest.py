@@ -14,9 +14,15 @@ from typing import Any
 
 import pytest
 
-from autotune.vocabulary.candidate import FlashinferCutlassCandidate, VllmCutlassCandidate
+from autotune.vocabulary.candidate import (
+    Candidate,
+    DeepGemmCandidate,
+    FlashinferCutlassCandidate,
+    FusedDecodeCandidate,
+    VllmCutlassCandidate,
+)
 from autotune.vocabulary.environment import Environment
-from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.problem import Problem, Scheme
 from autotune.vocabulary.table import Alternative, RoutingTable, Speedup, Timing
 from autotune.vocabulary.wire import encode_tables
 from tests.client.servers import Script, http_service, raw_server, silent
@@ -90,6 +96,34 @@ def mixed_table(version: str) -> RoutingTable:
     return RoutingTable.model_validate({**dict(table), "routes": (kept, table.routes[1])})
 
 
+SMALL = Problem.parse("E=8,N=64,K=128,topk=2,scheme=fp8_tensor")
+DECODE = FusedDecodeCandidate(
+    block_m=16, gate_up_block_n=32, gate_up_block_k=128, down_block_n=64, down_block_k=64
+)
+
+
+BLOCK_BASELINE = triton(64)
+
+
+def routed_table(
+    version: str, problem: Problem = SMALL, third: Candidate | None = None, **changes: Any
+) -> RoutingTable:
+    """`fused_decode` wins for 1..4, Triton for 5..8, vLLM CUTLASS for 9..16; the baseline stays to 64."""
+    table = make_table(
+        **{
+            "problem": problem, "environment": here(version), "tokens": (4, 8, 16, 64),
+            "baseline": FlashinferCutlassCandidate(), "wins": {4: 1.5, 8: 1.4, 16: 1.3}, "firsts": {4: 1},
+            **changes,
+        }
+    )  # fmt: skip
+    winners = (DECODE, TILE, third or VllmCutlassCandidate(), None)
+    routes = tuple(
+        route.model_copy(update={"winner": winner} if winner else {})
+        for route, winner in zip(table.routes, winners, strict=True)
+    )
+    return RoutingTable.model_validate({**dict(table), "routes": routes})
+
+
 @pytest.fixture(scope="session")
 def vllm_path() -> dict[str, list[str]]:
     """`sys.path` entries for each vLLM version; fetched if they are not there."""
@@ -124,7 +158,7 @@ def inside(
         out = folder / "results.json"
         done = subprocess.run(
             [sys.executable, str(HERE / "inside.py"), str(out)],
-            input=json.dumps(spec), text=True, capture_output=True, timeout=280, check=False,
+            input=json.dumps(spec), text=True, capture_output=True, timeout=420, check=False,
             env={**_clean_environment(), "CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -213,6 +247,9 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     add("backend_tiles_mode", "backend", tensor, {"AUTOTUNE_MODE": "tiles"}, cases=cases[:1])
     add("backend_observe", "backend", tensor, {"AUTOTUNE_MODE": "observe"}, cases=cases[:1])
     add("backend_other_traffic", "backend", tensor, {"AUTOTUNE_CONCURRENCY": "10000"}, cases=cases[:1])
+    add("backend_routed", "backend", tensor, cases=cases[:1], router=True)
+    over_triton = static_table(version, baseline=TILE, winner=FlashinferCutlassCandidate())
+    add("base_moved", "backend", table("base", over_triton), cases=cases[:1], router=True)
     add("select", "select", tensor, quantization="fp8")
     cutlass = {"winner": VllmCutlassCandidate(), "checkpoint": "compressed-tensors"}
     both_formats = table("formats", static_table(version), static_table(version, **cutlass))
@@ -229,6 +266,46 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     add("chained", "chained", one)
     add("child", "child", table("child", main))
     add("doctor", "doctor", one)
+    # Routing per call.
+    small = table("routed", routed_table(version))
+
+    def routing(name: str, function: str, env: dict[str, str] | None = None, **given: Any) -> None:
+        add(name, f"{function}@router_scenarios", small, env, **given)
+
+    counts = [1, 4, 5, 8, 9, 16, 17, 64]
+    routing("routed", "routed", scheme="fp8_tensor", base="flashinfer", counts=counts)
+    routing(
+        "routed_one_order", "routed", scheme="fp8_tensor", base="flashinfer", counts=counts, up_first=False
+    )
+    routing("routed_over_triton", "routed", scheme="fp8_tensor", base="triton", counts=counts)
+    bf16 = routed_table(
+        version, problem=SMALL.model_copy(update={"scheme": Scheme.BF16}), checkpoint="unquantized"
+    )
+    add(
+        "routed_bf16", "routed@router_scenarios", table("routed-bf16", bf16.model_copy(update={
+            "routes": tuple(r for r in bf16.routes if r.winner.backend != "vllm_cutlass")
+        })), scheme="bf16", base="flashinfer", counts=[1, 5, 9, 17],
+    )  # fmt: skip
+    routing("workspaces", "workspaces")
+    for how in ("wrong", "nan", "raises"):
+        routing(f"probe_{how}", "probe_fails", how=how)
+    for name in ("raises_later", "small_first", "tuning", "unwatchable_tuner", "refusals", "hook_later"):
+        routing(name, name)
+    routing("deep_gemm_warmup", "deep_gemm_warmup")
+    routing("observed", "observed", {"AUTOTUNE_MODE": "observe"})
+    for mode in ("tiles", "static"):
+        routing(f"mode_{mode}", "state", {"AUTOTUNE_MODE": mode})
+    routing("router_batch_invariant", "state", {"VLLM_BATCH_INVARIANT": "1"})
+    routing("router_explicit", "state", {"VLLM_USE_FLASHINFER_MOE_FP8": "1"})
+    add("doctor_routed", "doctor", small, shape=str(SMALL))
+    blocks = SMALL.model_copy(update={"scheme": Scheme.FP8_BLOCK128, "N": 128})
+    deep = routed_table(version, problem=blocks, baseline=BLOCK_BASELINE, third=DeepGemmCandidate())
+    add(
+        "routed_block", "routed@router_scenarios", table("routed-block", deep), scheme="fp8_block128",
+        base="triton", counts=[1, 5, 9, 16, 17],
+    )  # fmt: skip
+    for what in ("init", "apply", "prepare", "warmup"):
+        add(f"changed_{what}", "changed_kernel@router_scenarios", one, what=what)
     # Services.
     body = encode_tables([make_published(main, revision=7)])
     good, failing, cut, lying = Script(), Script(status=500, body=b"no"), Script(), Script()

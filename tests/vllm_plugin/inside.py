@@ -13,6 +13,11 @@ import sys
 import traceback
 from typing import Any
 
+ROUTED = (
+    "modular_kernel", "experts.triton_moe", "experts.flashinfer_cutlass_moe", "experts.cutlass_moe",
+    "experts.deep_gemm_moe", "prepare_finalize.no_dp_ep",
+)  # fmt: skip
+
 
 def main() -> None:
     spec = json.load(sys.stdin)
@@ -20,12 +25,14 @@ def main() -> None:
     import scenarios
 
     results = {"after_import": _fork(lambda: _register_first(spec["early"]))}
-    for name in ("config", "fused_moe", "oracle.fp8", "oracle.unquantized"):
+    for name in ("config", "fused_moe", "oracle.fp8", "oracle.unquantized", *ROUTED):
         importlib.import_module(f"{scenarios.FM}.{name}")
     importlib.import_module("vllm.v1.worker.gpu_worker")
+    importlib.import_module("vllm.model_executor.warmup.deep_gemm_warmup")
     scenarios.fake_h200()
     for scenario in spec["scenarios"]:
-        function = getattr(scenarios, scenario["function"])
+        name, _, module = scenario["function"].partition("@")
+        function = getattr(importlib.import_module(module or "scenarios"), name)
         results[scenario["name"]] = _fork(lambda f=function, s=scenario: _run(f, s))
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump(results, file)
@@ -51,8 +58,9 @@ def _register_first(env: dict[str, str]) -> Any:
 
     # vLLM's modules ask the platform on import, and CUDA's answers need its binaries.
     type(current_platform).is_cuda = lambda self: False
-    for name in ("config", "fused_moe", "oracle.fp8", "oracle.unquantized"):
+    for name in ("config", "fused_moe", "oracle.fp8", "oracle.unquantized", "modular_kernel"):
         importlib.import_module(f"{scenarios.FM}.{name}")
+    importlib.import_module("vllm.model_executor.warmup.deep_gemm_warmup")
     scenarios.fake_h200()
     return {
         "imported": imported, "before": before, "after": scenarios.features(plugin),

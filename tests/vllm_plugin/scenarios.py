@@ -115,6 +115,17 @@ def unquantized_order(**changes: Any) -> list[str]:
     return [b.name for b in module("oracle.unquantized")._get_priority_backends(moe_config(**changes))]
 
 
+def refuse_the_router() -> None:
+    """A vLLM in which the router cannot work, so that one backend is chosen for the whole process."""
+    kernel = module("modular_kernel").FusedMoEKernel
+    original = kernel.__init__
+
+    def __init__(self: Any, prepare_finalize: Any, fused_experts: Any, stream: Any = None) -> None:
+        original(self, prepare_finalize, fused_experts)
+
+    kernel.__init__ = __init__
+
+
 # Scenarios.
 
 
@@ -169,8 +180,10 @@ def launch(counts: list[int], **_: Any) -> Any:
     return launched
 
 
-def backend(cases: list[dict[str, Any]], **_: Any) -> Any:
+def backend(cases: list[dict[str, Any]], router: bool = False, **_: Any) -> Any:
     """The order of FP8 backends under different settings, in one process."""
+    if not router:
+        refuse_the_router()
     oracles = module("oracle.fp8"), module("oracle.unquantized")
     originals = [oracle._get_priority_backends for oracle in oracles]
     plugin, lines = register()
@@ -191,6 +204,7 @@ def backend(cases: list[dict[str, Any]], **_: Any) -> Any:
 
 def select(quantization: str, **_: Any) -> Any:
     """vLLM's own selection runs through to the class of kernels, while it builds a model."""
+    refuse_the_router()
     _, lines = register()
     model = SimpleNamespace(quantization=quantization, hf_text_config=SimpleNamespace(model_type="qwen3_moe"))
     importlib.import_module("vllm.config.vllm")._current_vllm_config = SimpleNamespace(model_config=model)
@@ -200,6 +214,7 @@ def select(quantization: str, **_: Any) -> Any:
 
 def moved_tiles(scheme: str, build: bool, **_: Any) -> Any:
     """Tiles of a table whose baseline is another backend, before and after the layer was moved to Triton."""
+    refuse_the_router()
     plugin, lines = register()
     if build:
         order(scheme)
@@ -337,13 +352,12 @@ def exported(folder: str, counts: list[int], **_: Any) -> Any:
     return look_up(counts)
 
 
-def doctor(**_: Any) -> Any:
+def doctor(shape: str = "E=128,N=768,K=2048,topk=8,scheme=fp8_block128", **_: Any) -> Any:
     from autotune.vllm_plugin.doctor import examine
     from autotune.vocabulary.problem import Problem
     from autotune.vocabulary.settings import Settings
 
     fm = module("fused_moe")
     original = fm.get_moe_configs
-    problem = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_block128")
-    report = examine(Settings.from_env(), (problem, "fp8")).to_json_data()
+    report = examine(Settings.from_env(), (Problem.parse(shape), "fp8")).to_json_data()
     return {**report, "untouched": fm.get_moe_configs is original}

@@ -33,7 +33,7 @@ def test_the_config_has_vllms_keys_only_and_is_quick(inside: Inside) -> None:
 def test_all_features_apply_and_come_off_again(inside: Inside) -> None:
     result = inside["tiles"]
     assert {name: state for name, (state, _) in result["features"].items()} == dict.fromkeys(
-        ("layers", "static-fp8", "static-bf16", "tiles", "warmup"), "applied"
+        ("layers", "static-fp8", "static-bf16", "tiles", "router", "deep-gemm-warmup", "warmup"), "applied"
     )
     assert result["restored"]
     assert result["after"] == {str(n): own(inside, n) for n in (1, 8)}
@@ -157,6 +157,20 @@ def test_the_static_choice_moves_one_backend_to_the_front(inside: Inside) -> Non
     assert all(order == stock for order in kept), "an explicit choice or another layer was overruled"
     assert inside["backend"]["bf16"] == inside["untouched"]["bf16"]
     assert inside["backend"]["restored"]
+
+
+def test_where_calls_are_routed_the_weights_stay_as_vllm_prepares_them(inside: Inside) -> None:
+    stock = inside["backend"]["orders"][1]
+    assert inside["backend_routed"]["orders"] == [stock]
+    said = "every winner of the table runs on the weights of flashinfer_cutlass"
+    assert any(said in line for line in inside["backend_routed"]["lines"])
+
+
+def test_unless_they_keep_the_winners_out(inside: Inside) -> None:
+    (moved,) = inside["base_moved"]["orders"]
+    assert moved[0] == "FLASHINFER_CUTLASS"
+    (line,) = [line for line in inside["base_moved"]["lines"] if "weights prepared for" in line]
+    assert "1.25x triton at concurrency=8, which keeps out flashinfer_cutlass" in line
 
 
 def test_the_static_choice_is_left_out_where_it_is_not_wanted(inside: Inside) -> None:

@@ -1,0 +1,133 @@
+"""Our own kernels as vLLM calls its experts."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.kernels.layouts import Layout, layouts
+from autotune.vllm_plugin.route_reach import RowOrder
+from autotune.vocabulary.candidate import BackendName, Candidate
+from autotune.vocabulary.problem import Problem, Scheme
+
+_PLANS: dict[BackendName, str] = {
+    "fused_triton": "autotune.kernels.fused_triton.op",
+    "fused_decode": "autotune.kernels.fused_decode.op",
+}
+
+
+def kernel_plan(backend: BackendName) -> Any:
+    """The function that lays out a kernel's launches.
+
+    Raises:
+        ImportError: without torch or Triton.
+    """
+    return importlib.import_module(_PLANS[backend]).plan
+
+
+def takes_up_first(backend: BackendName) -> bool:
+    """Whether a kernel of ours can read up rows before gate rows."""
+    return backend in layouts(Scheme.FP8_TENSOR)["w31"]
+
+
+@dataclass
+class OwnKernel:
+    """One candidate of ours on one layer; reads the input unquantized and allocates what it needs itself.
+
+    Args:
+        experts: vLLM's own experts of the layer, for the scales.
+        order: of the first weight's rows.
+    """
+
+    problem: Problem
+    candidate: Candidate
+    experts: Any
+    order: RowOrder
+
+    def __post_init__(self) -> None:
+        self._plan = kernel_plan(self.candidate.backend)
+        self._weights: Any = None
+
+    def apply(
+        self, output: Any, hidden_states: Any, w1: Any, w2: Any, topk_weights: Any, topk_ids: Any,
+        activation: Any, global_num_experts: int, expert_map: Any, a1q_scale: Any, a2_scale: Any,
+        workspace13: Any, workspace2: Any, expert_tokens_meta: Any, apply_router_weight_on_input: bool,
+    ) -> None:  # fmt: skip
+        """Run the layer into `output`, `[M, K]` in bfloat16, with the router's weights applied and summed.
+
+        Raises:
+            ValueError: for what the kernels do not take.
+        """
+        import torch
+
+        from autotune.kernels.weights import LayerInputs
+
+        if expert_map is not None:
+            raise ValueError("an expert map, which it is not given")
+        if apply_router_weight_on_input:
+            raise ValueError("the router's weights on the input, which it applies to the output")
+        if hidden_states.dtype is not torch.bfloat16 or a1q_scale is not None:
+            raise ValueError(f"input in {hidden_states.dtype}; it takes bfloat16 and quantizes by itself")
+        if topk_ids.dtype is not torch.int32:
+            topk_ids = topk_ids.to(torch.int32)
+        if topk_weights.dtype is not torch.float32:
+            topk_weights = topk_weights.to(torch.float32)
+        if self._weights is None or self._weights.w13 is not w1 or self._weights.w2 is not w2:
+            self._weights = layer_weights(self.problem, self.experts, w1, w2, self.order)
+        inputs = LayerInputs(hidden_states, topk_ids, topk_weights)
+        for launch in self._plan(self._weights, inputs, self.candidate, output):
+            launch.run()
+
+
+def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any, order: RowOrder = "gate_up") -> Any:
+    """A vLLM layer's tensors in our kernels' terms; nothing is copied.
+
+    Raises:
+        ValueError: if vLLM holds them in other shapes than the kernels read.
+    """
+    from autotune.kernels.weights import MoeWeights
+
+    expected = ((problem.E, problem.gate_up_rows, problem.K), (problem.E, problem.K, problem.N))
+    if (tuple(w1.shape), tuple(w2.shape)) != expected:
+        raise ValueError(f"weights of {tuple(w1.shape)} and {tuple(w2.shape)}, not {expected}")
+    if not (w1.is_contiguous() and w2.is_contiguous()):
+        raise ValueError("weights that are not contiguous")
+    layout: Layout = "w31" if order == "up_gate" else "w13"
+    if not problem.scheme.is_fp8:
+        return MoeWeights(problem, w1, w2, layout=layout)
+
+    def scale(found: Any, rows: int, columns: int) -> Any:
+        shape: tuple[int, ...] = {
+            Scheme.FP8_TENSOR: (problem.E,),
+            Scheme.FP8_CHANNEL: (problem.E, rows, 1),
+            Scheme.FP8_BLOCK128: (problem.E, rows // 128, columns // 128),
+        }[problem.scheme]
+        if found is None or found.numel() != _product(shape) or not found.is_contiguous():
+            raise ValueError(f"weight scales of {None if found is None else tuple(found.shape)}, not {shape}")
+        return found.view(shape)
+
+    static = problem.scheme is Scheme.FP8_TENSOR
+    return MoeWeights(
+        problem,
+        w1,
+        w2,
+        scale(experts.w1_scale, problem.gate_up_rows, problem.K),
+        scale(experts.w2_scale, problem.K, problem.N),
+        _scalar(experts.a1_scale) if static else None,
+        _scalar(experts.a2_scale) if static else None,
+        layout=layout,
+    )
+
+
+def _scalar(scale: Any) -> Any:
+    if scale is None or scale.numel() != 1:
+        raise ValueError("static activation scales that are not one number a layer")
+    return scale.reshape(())
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product

@@ -1,0 +1,123 @@
+"""The choice per token count that all layers of one shape share: an array, and what has been found out."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+
+from autotune.vllm_plugin.log import info_once, warn_once
+from autotune.vllm_plugin.route_reach import Outlook, span
+from autotune.vocabulary.candidate import BackendName
+from autotune.vocabulary.problem import Problem
+
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, Shape, Shape]
+_MAX_SHAPES = 65_536
+
+BASE = 0
+"""Index of the experts that vLLM chose; the route `entries[i]` is i + 1."""
+
+
+class RoutePlan:
+    """Which experts serve a token count, for one problem on one base backend.
+
+    Nothing but the base serves until a route has been proved (`prove`); a backend that fails leaves for
+    good (`remove`). `serving` is replaced, never changed in place, so a reader needs no lock.
+
+    Args:
+        outlook: the routes that other backends than the base can serve.
+        removed: backends that this process has already found wanting, with the reasons.
+    """
+
+    def __init__(
+        self, problem: Problem, outlook: Outlook, removed: dict[BackendName, str] | None = None
+    ) -> None:
+        self.problem = problem
+        self.base = outlook.base
+        self.entries = outlook.entries
+        self.declined = outlook.declined
+        self.removed: dict[BackendName, str] = dict(removed or {})
+        self.size = max((entry.last for entry in self.entries), default=0) + 1
+        self.serving = array("H", bytes(2 * self.size))
+        self.pending: tuple[int, ...] = tuple(
+            index for index, entry in enumerate(self.entries, 1) if entry.backend not in self.removed
+        )
+        """Indices still to be proved."""
+        self.next_first = self._next_first()
+        """The smallest token count at which something is due: what a call compares its own with."""
+        self.shapes: dict[tuple[int, ...], Shapes] = {}
+        """Workspaces by (M, N, K, topk, local experts), the larger of each over all possible experts."""
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        served = ", ".join(
+            str(entry) for index, entry in enumerate(self.entries, 1) if self.serving[entry.first] == index
+        )
+        return served or "nothing"
+
+    @property
+    def backends(self) -> tuple[BackendName, ...]:
+        """The added backends that are still in, in the order of their routes."""
+        seen = dict.fromkeys(entry.backend for entry in self.entries)
+        return tuple(backend for backend in seen if backend not in self.removed)
+
+    def chosen(self, tokens: int) -> int:
+        """Index of the experts for a token count."""
+        return self.serving[tokens] if tokens < self.size else BASE
+
+    def due(self, tokens: int) -> list[int]:
+        """Indices to be proved whose routes begin at or below `tokens`."""
+        return [index for index in self.pending if self.entries[index - 1].first <= tokens]
+
+    def _next_first(self) -> int:
+        return min((self.entries[index - 1].first for index in self.pending), default=sys.maxsize)
+
+    def prove(self, indices: Sequence[int], check: Callable[[int], str]) -> None:
+        """Try routes once; those that pass serve from now on, the backend of one that fails leaves.
+
+        Args:
+            check: tries one index; returns what is wrong, or an empty string. An exception counts as that.
+        """
+        with self.lock:
+            for index in indices:
+                if index not in self.pending:
+                    continue
+                entry = self.entries[index - 1]
+                try:
+                    wrong = check(index)
+                except Exception as error:
+                    wrong = f"{type(error).__name__}: {error}"
+                if wrong:
+                    self._remove(entry.backend, f"its probe at {entry.first} tokens failed: {wrong}")
+                    continue
+                serving = array("H", self.serving)
+                serving[entry.first : entry.last + 1] = array("H", [index]) * (entry.last + 1 - entry.first)
+                self.serving = serving
+                self.pending = tuple(other for other in self.pending if other != index)
+            self.next_first = self._next_first()
+            info_once(f"routing per call for {self.problem} over {self.base}: {self}")
+
+    def remove(self, backend: BackendName, reason: str) -> None:
+        """Give a backend's routes back to the base, for the life of this process, with one log line."""
+        with self.lock:
+            self._remove(backend, reason)
+
+    def _remove(self, backend: BackendName, reason: str) -> None:
+        if backend in self.removed:
+            return
+        self.removed[backend] = reason
+        gone = {index for index, entry in enumerate(self.entries, 1) if entry.backend == backend}
+        self.serving = array("H", (BASE if index in gone else index for index in self.serving))
+        self.pending = tuple(index for index in self.pending if index not in gone)
+        self.next_first = self._next_first()
+        counts = ", ".join(span(self.entries[i - 1].first, self.entries[i - 1].last) for i in sorted(gone))
+        warn_once(f"{backend} leaves the table of {self.problem}, {self.base} serves M in {counts}: {reason}")
+
+    def remember(self, key: tuple[int, ...], shapes: Shapes) -> Shapes:
+        """Keep the workspaces of a token count."""
+        if len(self.shapes) >= _MAX_SHAPES:
+            self.shapes.clear()
+        self.shapes[key] = shapes
+        return shapes

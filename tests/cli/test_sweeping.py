@@ -32,7 +32,7 @@ def planted(candidate: Candidate, tokens: int) -> float:
     return 1.2 if swapped and tokens <= 64 else 0.9
 
 
-def record(path: Path, tokens: tuple[int, ...], trials: int = 16) -> Path:
+def record(path: Path, tokens: tuple[int, ...], trials: int = 24) -> Path:
     store = ListStore()
     plan = SweepPlan(
         problem=PROBLEM, checkpoint="fp8", tokens=tokens, trials=trials, budget_s=None, run="recorded"

@@ -46,9 +46,9 @@ def test_pairs_share_a_copy_but_for_the_known_ones(scheme: Scheme) -> None:
             assert "w13" in forth.reason
 
 
-def test_flashinfers_order_is_read_by_four_through_something() -> None:
+def test_flashinfers_order_is_read_by_all_others_through_something() -> None:
     w31 = layouts(Scheme.FP8_TENSOR)["w31"]
-    assert set(w31) == {"triton", "vllm_cutlass", "flashinfer_cutlass", "fused_triton"}
+    assert set(w31) == {"triton", "vllm_cutlass", "flashinfer_cutlass", "fused_triton", "fused_decode"}
     assert w31["flashinfer_cutlass"] == AS_IT_IS
     assert "mul_and_silu" in w31["triton"]
     assert "apply_moe_activation" in w31["vllm_cutlass"]

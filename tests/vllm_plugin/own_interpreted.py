@@ -14,7 +14,7 @@ import torch
 
 import autotune.kernels.weights as weights_module
 from autotune.kernels.reference import reference_moe, relative_l2
-from autotune.kernels.weights import MoeWeights, make_inputs, make_weights
+from autotune.kernels.weights import MoeWeights, in_layout, make_inputs, make_weights
 from autotune.vllm_plugin.own_experts import OwnKernel, takes_up_first
 from autotune.vocabulary.candidate import Candidate, FusedDecodeCandidate, FusedTritonCandidate, Tile
 from autotune.vocabulary.problem import Problem, Scheme
@@ -46,16 +46,13 @@ def main() -> None:
         for order in ("gate_up", "up_gate"):
             if order == "up_gate" and not takes_up_first(candidate.backend):
                 continue
-            w13 = weights.w13
-            if order == "up_gate":
-                gate, up = w13.chunk(2, dim=1)
-                w13 = torch.cat([up, gate], dim=1)
-            kernel = OwnKernel(problem, candidate, vllms_experts(weights), order)  # type: ignore[arg-type]
+            held = in_layout(weights, "w31" if order == "up_gate" else "w13")
+            kernel = OwnKernel(problem, candidate, vllms_experts(held), order)  # type: ignore[arg-type]
             for tokens in (1, 5):
                 inputs = make_inputs(problem, tokens, 2, device="cpu")
                 output = torch.full_like(inputs.hidden, float("nan"))
                 kernel.apply(
-                    output, inputs.hidden, w13, weights.w2, inputs.topk_weights, inputs.topk_ids.long(),
+                    output, inputs.hidden, held.w13, held.w2, inputs.topk_weights, inputs.topk_ids.long(),
                     None, problem.E, None, None, None, None, None, None, False,
                 )  # fmt: skip
                 error = relative_l2(output, reference_moe(weights, inputs))

@@ -15,7 +15,6 @@ import scenarios
 import torch
 from scenarios import features, module, register
 
-from autotune.kernels.launch import Launch
 from autotune.kernels.reference import reference_moe, relative_l2
 from autotune.kernels.weights import LayerInputs, MoeWeights, make_inputs, make_weights
 from autotune.vocabulary.problem import Problem, Scheme
@@ -101,16 +100,11 @@ def own_kernels(up_first: bool) -> None:
         cpu_kernels.ran.append("own")
         output.copy_(reference_moe(plain, inputs))
 
-    def both(w: Any, x: Any, candidate: Any, out: Any, up_first: bool = False) -> list[Any]:
-        return [SimpleNamespace(run=lambda: run(w, x, out, up_first))]
+    def plan(w: Any, x: Any, candidate: Any, out: Any) -> list[Any]:
+        return [SimpleNamespace(run=lambda: run(w, x, out, w.up_first))]
 
-    def gate_first(w: Any, x: Any, candidate: Any, out: Any) -> list[Launch]:
-        return both(w, x, candidate, out)
-
-    own_experts.kernel_plan = lambda backend: both if up_first else gate_first
-    own_experts.takes_up_first.cache_clear()
+    own_experts.kernel_plan = lambda backend: plan
     if not up_first:
-        # As if no kernel were said to read weights that are marked so, either.
         router = importlib.import_module("autotune.vllm_plugin.router")
         router.takes_up_first = lambda backend: False
 

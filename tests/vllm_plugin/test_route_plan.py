@@ -41,7 +41,7 @@ def table_of(problem: Problem, *winners: Candidate | None, baseline: Candidate) 
     [
         ("fp8_tensor", "flashinfer_cutlass", "triton", ""),
         ("fp8_tensor", "flashinfer_cutlass", "vllm_cutlass", ""),
-        ("fp8_tensor", "flashinfer_cutlass", "fused_decode", ""),
+        ("fp8_tensor", "flashinfer_cutlass", "fused_decode", "does not read up rows before gate rows"),
         ("fp8_tensor", "triton", "fused_decode", ""),
         ("fp8_tensor", "triton", "flashinfer_cutlass", "cannot run fp8_tensor on the weights of triton"),
         ("fp8_tensor", "triton", "deep_gemm", "cannot run fp8_tensor"),

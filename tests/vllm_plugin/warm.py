@@ -81,7 +81,7 @@ class Experts:
 
         self.problem = problem
         self.weights, _ = unfilled(problem, 1)
-        quant = VllmBackend("triton")._quant_config(self.weights, self.weights.w13_scale)
+        quant = VllmBackend("triton")._quant_config(self.weights)
         triton_moe: Any = importlib.import_module(f"{FM}.experts.triton_moe")
         self.experts = triton_moe.TritonExperts(moe_config(problem, "cpu"), quant)
 

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -138,6 +139,40 @@ def service(table: Path, folder: Path, port: int) -> Iterator[str]:
         server.wait()
 
 
+def refuse_taken(port: int) -> None:
+    """A server that somebody left running would answer in place of the one that is meant.
+
+    Raises:
+        RuntimeError: if anything listens on the port.
+    """
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise RuntimeError(f"port {port} is taken: stop what listens there, or pass another --port")
+
+
+def bench_arguments(args: argparse.Namespace, model: Path, concurrency: int, target: Path) -> list[str]:
+    """One point as arguments of `vllm bench serve`, a round of warm-up requests first."""
+    options = {
+        "--backend": "openai",
+        "--endpoint": "/v1/completions",
+        "--model": model,
+        "--port": args.port,
+        "--dataset-name": "random",
+        "--random-input-len": args.input,
+        "--random-output-len": args.output,
+        "--num-prompts": args.rounds * concurrency,
+        "--num-warmups": concurrency,
+        "--max-concurrency": concurrency,
+        "--seed": 1,
+        "--percentile-metrics": "ttft,tpot,itl,e2el",
+        "--metric-percentiles": "50,95,99",
+        "--result-dir": target.parent,
+        "--result-filename": target.name,
+    }
+    flags = ["--ignore-eos", "--disable-tqdm", "--save-result"]
+    return [*(str(word) for option in options.items() for word in option), *flags]
+
+
 def run_arm(arm: str, args: argparse.Namespace, model: Path, site: Path) -> dict[str, object]:
     """Serve with or without the plugin and drive it at each concurrency."""
     env = dict(os.environ)
@@ -153,35 +188,41 @@ def run_arm(arm: str, args: argparse.Namespace, model: Path, site: Path) -> dict
         "8192", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.7", "--no-enable-prefix-caching",
         *args.serve_args.split(),
     ]  # fmt: skip
+    refuse_taken(args.port)
+    points = {c: args.out / f"{args.scheme}-{arm}-c{c}.json" for c in args.concurrency}
+    plan = args.out / f"{args.scheme}-{arm}-points.json"
+    plan.write_text(
+        json.dumps(
+            {
+                "health": f"http://127.0.0.1:{args.port}/health",
+                "limit_s": args.start_limit,
+                "points": [bench_arguments(args, model, c, target) for c, target in points.items()],
+            }
+        )
+    )
     log = args.out / f"{args.scheme}-{arm}.log"
     with log.open("wb") as stream:
         server = subprocess.Popen(
             command, env=env, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )
+    with (args.out / f"{args.scheme}-{arm}-bench.log").open("wb") as stream:
+        # Importing vLLM takes the client half a minute: meanwhile the server starts.
+        client = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("bench_points.py")), str(plan)],
+            env=env,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
     result: dict[str, object] = {"command": " ".join(command[1:])}
     try:
         result["ready_s"] = round(wait_ready(server, args.port, args.start_limit), 1)
-        runs = {}
-        for concurrency in args.concurrency:
-            # One short round first: what is compiled or captured late must not fall into the figures.
-            for name, prompts in (("warm", concurrency), ("kept", args.rounds * concurrency)):
-                target = args.out / f"{args.scheme}-{arm}-c{concurrency}-{name}.json"
-                bench = [
-                    *vllm, "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions",
-                    "--model", str(model), "--port", str(args.port), "--dataset-name", "random",
-                    "--random-input-len", str(args.input), "--random-output-len", str(args.output),
-                    "--num-prompts", str(prompts), "--max-concurrency", str(concurrency),
-                    "--ignore-eos", "--seed", "1", "--percentile-metrics", "ttft,tpot,itl,e2el",
-                    "--metric-percentiles", "50,95,99", "--disable-tqdm", "--save-result",
-                    "--result-filename", str(target),
-                ]  # fmt: skip
-                subprocess.run(
-                    bench, env=env, check=True, stdout=subprocess.DEVNULL, timeout=args.start_limit
-                )
-            kept = json.loads(target.read_text())
-            runs[concurrency] = {key: kept[key] for key in METRICS if key in kept}
-        result["runs"] = runs
+        if client.wait(args.start_limit) != 0:
+            raise RuntimeError(f"the benchmark's client ended with {client.returncode}; see its log")
+        kept = {c: json.loads(target.read_text()) for c, target in points.items()}
+        result["runs"] = {c: {key: run[key] for key in METRICS if key in run} for c, run in kept.items()}
     finally:
+        client.kill()
+        client.wait()
         os.killpg(server.pid, signal.SIGTERM)
         try:
             server.wait(30)
@@ -194,7 +235,7 @@ def run_arm(arm: str, args: argparse.Namespace, model: Path, site: Path) -> dict
     return result
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -211,6 +252,8 @@ def main() -> None:
     parser.add_argument("--serve-args", default="", help="more words for `vllm serve`, for both arms")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    # A plain kill would leave the servers behind: let `finally` stop them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     missing = [name for name in ("vllm", "tokenizers", "transformers") if find_spec(name) is None]
     if missing:
         parser.error(f"{', '.join(missing)} not installed: run this with the Python of vLLM's environment")
@@ -234,7 +277,8 @@ def main() -> None:
                 summary[arm] = {"failed": str(error)}
             (args.out / f"{args.scheme}.json").write_text(json.dumps(summary, indent=1))
     print(json.dumps(summary, indent=1))
+    return 1 if any("failed" in part for part in summary.values() if isinstance(part, dict)) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -153,7 +153,12 @@ def _lines(axes: Any, table: RoutingTable) -> None:
     if ceilings:
         axes.axhline(1.0, color="gray", linestyle="--", label="floor (weights or arithmetic)")
         axes.set_ylabel("time over the floor")
-        axes.set_ylim(bottom=0.8)
+        from matplotlib.ticker import FuncFormatter
+
+        # A tuner that chose badly, or did not run, would squeeze all other lines on a linear scale.
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_ylim(bottom=0.9)
     else:
         axes.set_ylabel("microseconds per layer call")
         axes.set_yscale("log")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.kernels.layouts import Layout, layouts
-from autotune.vllm_plugin.route_reach import RowOrder
+from autotune.vllm_plugin.route_reach import RowOrder, row_order
 from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.problem import Problem, Scheme
 
@@ -124,6 +124,21 @@ def _scalar(scale: Any) -> Any:
     if scale is None or scale.numel() != 1:
         raise ValueError("static activation scales that are not one number a layer")
     return scale.reshape(())
+
+
+def layer_oracle(problem: Problem, base: BackendName, experts: Any, w1: Any, w2: Any) -> Any:
+    """The layer in float32 as a function of its inputs; None where its tensors cannot be read so.
+
+    Args:
+        base: whose layout the tensors are in.
+    """
+    from autotune.kernels.reference import reference_moe
+
+    try:
+        weights = layer_weights(problem, experts, w1, w2, row_order(base, problem))
+    except (ValueError, AttributeError, TypeError):
+        return None
+    return lambda inputs: reference_moe(weights, inputs)
 
 
 def _product(shape: tuple[int, ...]) -> int:

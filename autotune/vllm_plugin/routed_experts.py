@@ -14,6 +14,7 @@ import torch
 
 from autotune.kernels.weights import LayerInputs
 from autotune.vllm_plugin.inner_experts import Inner
+from autotune.vllm_plugin.own_experts import layer_oracle
 from autotune.vllm_plugin.route_plan import BASE, RoutePlan, Shapes
 from autotune.vllm_plugin.route_probe import Prober
 
@@ -193,7 +194,10 @@ def _make(parent: Any) -> type[Any]:
             try:
                 # Activations enter as the model computes; what arrives here may be quantized already.
                 dtype = self.base.moe_config.in_dtype
-                prober = Prober(self.plan.problem, runner(BASE), hidden_states.device, dtype)
+                prober = Prober(
+                    self.plan.problem, runner(BASE), hidden_states.device, dtype,
+                    layer_oracle(self.plan.problem, self.plan.base, self.base, w1, w2),
+                )  # fmt: skip
                 self.plan.prove(
                     due, lambda index: prober.difference(self.plan.entries[index - 1].first, runner(index))
                 )

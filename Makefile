@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test lint test-gpu bench-serve bench-kernels bench-recompiles setup-run setup-test sources
+.PHONY: help sweep test lint test-gpu bench-serve bench-kernels bench-decode bench-recompiles setup-run setup-test sources
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -45,6 +45,9 @@ bench-serve: ## with a CUDA GPU and vLLM in PYTHON: serve with and without the p
 
 bench-kernels: ## with a CUDA GPU and vLLM in PYTHON: every backend by token count, with floors
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/kernels.py --out bench-results $(BENCH_ARGS)
+
+bench-decode: ## with a CUDA GPU, torch and Triton in PYTHON: fused_decode with one option changed at a time
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/decode_forms.py --out bench-results $(BENCH_ARGS)
 
 bench-recompiles: ## with a CUDA GPU and vLLM in PYTHON: vLLM's kernel with and without specialization
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/recompiles.py --out bench-results $(BENCH_ARGS)

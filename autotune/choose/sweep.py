@@ -20,7 +20,7 @@ from autotune.measure.outcome import PROCESS_ENDED
 from autotune.measure.task import Runner, Task
 from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundError, UsageError
-from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
+from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status, vllm_backends
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import RoutingTable
 from autotune.vocabulary.traffic import DEFAULT_TOKENS
@@ -99,6 +99,8 @@ class Sweep:
         self.result = SweepResult(self.run, None)
         self._studies: dict[int, TokenStudy] = {}
         self._baselines: dict[int, Candidate] = {}
+        self._starts: dict[int, list[Candidate]] = {}
+        """What vLLM's Triton backend would run, where the baseline is another backend."""
         self._said: set[str] = set()
         self._done: dict[tuple[int, str, Stage, int], Measurement] = {}
 
@@ -159,6 +161,9 @@ class Sweep:
                     study.tell(m)
             self._baselines[tokens] = baseline
             self._studies[tokens] = study
+            if "triton" in space.tunable and baseline.backend != "triton":
+                own = self.runner.vllm_triton(self.plan.problem, tokens)
+                self._starts[tokens] = [] if own is None else [own]
             who = "vLLM alone" if self.environment.vllm else "in place of vLLM"
             self.progress.step(tokens, f"{who}: {baseline}")
         if not self._studies:
@@ -225,7 +230,8 @@ class Sweep:
                 for other in ordered[max(0, index - 1) : index + 2]
                 if other != tokens and (best := self._studies[other].best)
             ]
-            seeds = study.space.seeds(self._baselines[tokens], neighbours)
+            starts = self._starts.get(tokens, [])
+            seeds = study.space.seeds(self._baselines[tokens], [*starts, *neighbours])
             if first:
                 seeds = [*study.space.fixed(), *seeds]
             batch = study.propose(room, seeds)
@@ -242,13 +248,22 @@ class Sweep:
         self._time_finals("finals", wanted)
 
     def _finalists(self, study: TokenStudy) -> list[Candidate]:
-        """The best few, and each backend's best that comes near: a static choice needs its evidence too."""
+        """The best few, and each backend's best that comes near: a static choice needs its evidence too.
+
+        vLLM's backends need only come near the best of them: a static choice is among those alone.
+        """
         ranking = [m for m in study.ranking() if m.candidate.servable]
         chosen: dict[str, Candidate] = {}
         baseline = self._baselines[study.space.tokens]
-        best = relative_time(ranking[0]) if ranking else None
+        allowed = vllm_backends(self.plan.checkpoint)
+        times = {m.candidate.digest: relative_time(m) or math.inf for m in ranking}
+        of_all = min(times.values(), default=math.inf)
+        of_vllm = min(
+            (times[m.candidate.digest] for m in ranking if m.candidate.backend in allowed), default=math.inf
+        )
         for m in ranking:
-            near = best is not None and (relative_time(m) or math.inf) <= NEAR * best
+            best = of_vllm if m.candidate.backend in allowed else of_all
+            near = times[m.candidate.digest] <= NEAR * best < math.inf
             new_backend = near and m.candidate.backend not in {c.backend for c in chosen.values()}
             if (len(chosen) < FINALISTS or new_backend) and m.candidate != baseline:
                 chosen[m.candidate.digest] = m.candidate

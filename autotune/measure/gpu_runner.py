@@ -102,6 +102,17 @@ class GpuRunner:
         found: Candidate = answer
         return found
 
+    def vllm_triton(self, problem: Problem, tokens: int) -> Candidate | None:
+        try:
+            self._worker(0).pipe.send(("triton", problem, tokens))
+            kind, answer = self._receive(0, self._setup_timeout_s)[:2]
+        except _Silent:
+            self._replace(0)
+            return None
+        # A start for the search and no more: without it the search starts elsewhere.
+        found: Candidate | None = answer if kind == "triton" else None
+        return found
+
     def recorded(self, problem: Problem, tokens: int) -> Sequence[Candidate] | None:
         return None
 

@@ -51,6 +51,9 @@ class ReplayRunner:
             )
         return self._baselines[tokens]
 
+    def vllm_triton(self, problem: Problem, tokens: int) -> Candidate | None:
+        return None
+
     def recorded(self, problem: Problem, tokens: int) -> Sequence[Candidate]:
         unique = {
             m.candidate.digest: m.candidate

@@ -59,6 +59,10 @@ class Runner(Protocol):
         """What that vLLM would run unaided."""
         ...
 
+    def vllm_triton(self, problem: Problem, tokens: int) -> Candidate | None:
+        """The tile and Swap-AB choice of vLLM's Triton backend: a start for the search. None if not known."""
+        ...
+
     def recorded(self, problem: Problem, tokens: int) -> Sequence[Candidate] | None:
         """The only candidates that can be answered; None if any can."""
         ...

@@ -18,8 +18,9 @@ def main(pipe: Connection, log: str = os.devnull) -> None:
     Messages are tuples whose first item says what they are.
 
     Sent: ("machine", Environment, driver, cores, absent libraries), then per task ("begin", index),
-    ("outcome", index, Outcome) and ("done",); ("baseline", Candidate) for questions; ("failed", text) if the
-    task as a whole cannot run and ("fatal", text) before the process ends because its CUDA context is lost.
+    ("outcome", index, Outcome) and ("done",); for questions ("baseline", Candidate) and ("triton", Candidate
+    or None); ("failed", text) if the task as a whole cannot run, and ("fatal", text) before the process ends
+    because its CUDA context is lost.
     """
     # Libraries print progress of their own; the sweep's display must stay readable.
     with open(log, "ab", buffering=0) as stream:
@@ -50,6 +51,10 @@ def main(pipe: Connection, log: str = os.devnull) -> None:
                 from autotune.kernels.backends.registry import baseline_candidate
 
                 pipe.send(("baseline", baseline_candidate(*message[1:])))
+            elif message[0] == "triton":
+                from autotune.kernels.backends.registry import vllm_triton_config
+
+                pipe.send(("triton", vllm_triton_config(*message[1:]) if environment.vllm else None))
         except KeyboardInterrupt:
             return
         except Exception as error:

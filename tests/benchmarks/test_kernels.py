@@ -41,10 +41,10 @@ def test_rows_show_the_floor_each_backend_and_its_interval(
     assert (first["tokens"], second["tokens"]) == (1, 8)
     assert first["floor_us"] == pytest.approx(8.78, abs=0.01)
     assert first["bound"] == "memory"
-    cell = first["backends"]["triton"]
-    assert cell["us"] == pytest.approx(27.9, abs=0.2)
+    cell = first["backends"]["fused_decode"]
+    assert cell["us"] == pytest.approx(17.8, abs=0.1)
     assert cell["low"] <= cell["ratio"] <= cell["high"]
-    assert cell["ratio"] == pytest.approx(1.373, abs=0.02)
+    assert cell["ratio"] == pytest.approx(2.16, abs=0.02)
     assert cell["reached"] == pytest.approx(first["floor_us"] / cell["us"], abs=0.001)
     printed = capsys.readouterr().out
     (row,) = (text for text in printed.splitlines() if text.split()[:1] == ["1"])
@@ -58,10 +58,10 @@ def test_the_best_known_candidate_is_that_of_the_nearest_count(program: ModuleTy
     assert known is not None
     finals = [
         m for m in known[1]
-        if m.tokens == 1 and m.stage is Stage.FINAL and m.candidate.backend == "triton"
+        if m.tokens == 1 and m.stage is Stage.FINAL and m.candidate.backend == "fused_decode"
         and m.status is Status.OK and m.times
     ]  # fmt: skip
-    best = program.best_known(known[1], "triton", 1)
+    best = program.best_known(known[1], "fused_decode", 1)
     assert best in {m.candidate for m in finals}
     assert program.best_known(known[1], "deep_gemm", 1) is None
     assert program.best_known(known[1], "triton", 100_000) == program.best_known(known[1], "triton", 16_384)

@@ -41,6 +41,9 @@ class SimulatedRunner:
     def baseline(self, problem: Problem, checkpoint: Checkpoint, tokens: int) -> Candidate:
         return BASELINE
 
+    def vllm_triton(self, problem: Problem, tokens: int) -> Candidate | None:
+        return None
+
     def recorded(self, problem: Problem, tokens: int) -> Sequence[Candidate] | None:
         return None
 

@@ -21,7 +21,7 @@ from autotune.vocabulary.candidate import (
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundError, UsageError
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
-from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.problem import Problem, Scheme
 from autotune.vocabulary.table import Verdict
 from tests.choose.simulated import BASELINE, ENVIRONMENT, ListStore, Quiet, SimulatedRunner
 from tests.factories import PROBLEM
@@ -113,6 +113,37 @@ def test_failing_candidates_are_statuses() -> None:
     statuses = {m.candidate.backend: m.status for m in store.rows.values()}
     assert statuses["deep_gemm"] is Status.UNSUPPORTED
     assert statuses["fused_triton"] is Status.CRASHED
+
+
+class PerTensor(SimulatedRunner):
+    """vLLM would run FlashInfer; its Triton backend would take a tile that no draw finds."""
+
+    OWN = TritonCandidate(tile=Tile(block_m=64, block_n=32, block_k=64, group_m=4, num_warps=2), swap_ab=True)
+
+    def baseline(self, problem: Problem, checkpoint: Checkpoint, tokens: int) -> Candidate:
+        return FlashinferCutlassCandidate()
+
+    def vllm_triton(self, problem: Problem, tokens: int) -> Candidate | None:
+        return self.OWN
+
+
+def test_vllms_tile_starts_the_search_and_its_best_backend_is_retimed_far_behind_ours() -> None:
+    """A static choice is among vLLM's backends, however much faster a kernel of ours is."""
+
+    def speed(candidate: Candidate, tokens: int) -> float:
+        if candidate.backend == "fused_triton":
+            return 3.0
+        return 1.2 if candidate == PerTensor.OWN else 0.5
+
+    problem = PROBLEM.model_copy(update={"scheme": Scheme.FP8_TENSOR})
+    runner, store = PerTensor(speed), ListStore()
+    result = Sweep(plan((8,), problem=problem, trials=12), runner, store, Quiet()).execute()
+    finals = {m.candidate for m in store.rows.values() if m.stage is Stage.FINAL}
+    assert PerTensor.OWN in finals
+    assert result.table is not None
+    (route,) = result.table.routes
+    assert route.winner.backend == "fused_triton"
+    assert PerTensor.OWN in {a.candidate for a in route.alternatives}
 
 
 class Choosy(SimulatedRunner):

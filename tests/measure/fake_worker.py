@@ -35,6 +35,8 @@ def main(pipe: Connection, log: str = "") -> None:
             return
         if message[0] == "task":
             _run(pipe, message[1])
+        elif message[0] == "triton":
+            pipe.send(("triton", candidate(block_n=256)) if message[2] != 13 else ("failed", "no such tile"))
         elif message[3] == 13:
             os._exit(4)
         elif message[3] == 14:

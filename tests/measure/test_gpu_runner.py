@@ -142,6 +142,11 @@ def test_processes_are_separate(runner: GpuRunner) -> None:
             os.kill(pid, 0)
 
 
+def test_vllms_tile_is_asked_of_the_process_and_may_be_missing(runner: GpuRunner) -> None:
+    assert runner.vllm_triton(PROBLEM, 8) == candidate(block_n=256)
+    assert runner.vllm_triton(PROBLEM, 13) is None
+
+
 def test_the_baseline_is_asked_of_the_process(runner: GpuRunner) -> None:
     assert runner.baseline(PROBLEM, "fp8", 8) == candidate(block_n=64)
     with pytest.raises(AutotuneError, match="no vllm"):

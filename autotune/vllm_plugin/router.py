@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from autotune.kernels.specs import fits
 from autotune.vllm_plugin.deployment import Layer
 from autotune.vllm_plugin.features import Context, DeclinedError, Feature
 from autotune.vllm_plugin.inner_experts import FUSED_MOE, Inner, UnavailableError, base_backend, build
@@ -22,6 +23,7 @@ from autotune.vllm_plugin.static_backend import current_checkpoint
 from autotune.vllm_plugin.static_choice import explicit_choice
 from autotune.vllm_plugin.surface import require_attribute, require_function, require_source
 from autotune.vocabulary.candidate import BackendName
+from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import RoutingTable
 
@@ -136,9 +138,12 @@ class Router(Feature):
 
         key = (table.problem, base, table.digest)
         made: dict[BackendName, Any] = {}
+        environment = self.context.client.environment or table.environment
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.plans[key] = self._plan(layer, outlook(table, base, takes_up_first), made)
+            plan = self.plans[key] = self._plan(
+                layer, outlook(table, base, takes_up_first), made, environment
+            )
         if not plan.entries:
             left = "; ".join(str(declined) for declined in plan.declined)
             raise RefusedError(left or f"the table's winners all run on {base}, which vLLM chose")
@@ -151,9 +156,15 @@ class Router(Feature):
         ]  # fmt: skip
         return router_class(module)(plan, inners, _quantization(), _tuner(base))
 
-    def _plan(self, layer: InnerLayer, found: Outlook, made: dict[BackendName, Any]) -> RoutePlan:
+    def _plan(
+        self, layer: InnerLayer, found: Outlook, made: dict[BackendName, Any], environment: Environment
+    ) -> RoutePlan:
         kept, declined = [], list(found.declined)
         for entry in found.entries:
+            fit = fits(entry.candidate, layer.problem, environment)
+            if not fit.ok:
+                declined.append(Declined(entry.first, entry.last, entry.candidate, fit.reason))
+                continue
             try:
                 build(layer, entry, made)
                 kept.append(entry)

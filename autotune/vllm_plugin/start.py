@@ -15,6 +15,7 @@ from autotune.vllm_plugin.environment import NoGpuError, installed, resolve_envi
 from autotune.vllm_plugin.features import Context, Feature
 from autotune.vllm_plugin.log import info_once, logger, warn_once
 from autotune.vllm_plugin.observer import LayerObserver
+from autotune.vllm_plugin.ranks import Ranks
 from autotune.vllm_plugin.recompiles import Recompiles
 from autotune.vllm_plugin.router import Router
 from autotune.vllm_plugin.static_backend import Fp8Backend, UnquantizedBackend
@@ -68,6 +69,8 @@ def start(env: MutableMapping[str, str] | None = None) -> Plugin | None:
     if _running is not None:
         return _running
     environ = os.environ if env is None else env
+    # Before anything can end this here: workers elsewhere need the settings all the same.
+    _copy_to_ray_workers(environ)
     try:
         settings = Settings.from_env(environ)
     except UsageError as error:
@@ -87,20 +90,27 @@ def start(env: MutableMapping[str, str] | None = None) -> Plugin | None:
     took = time.monotonic() - started
     report(client, took)
     _running = Plugin(settings, Context(client, Deployment(), settings.mode == "observe"), environment)
-    if snapshot.tables:
-        _running.features = make_features(_running.context)
-        for feature in _running.features:
-            feature.install()
+    _running.features = make_features(_running.context)
+    for feature in _running.features:
+        feature.install()
     # Workers decide with this very answer, whatever the source says by then.
     failed = hand_over(snapshot, settings, environ)
     if failed:
         warn_once(f"worker processes read the source themselves: {failed}")
-    _copy_to_ray_workers(environ)
     return _running
 
 
 def make_features(context: Context) -> list[Feature]:
-    """The features of a mode, in the order in which they are installed."""
+    """The features of a mode, in the order in which they are installed.
+
+    A process without tables tells the other ranks so, and changes nothing.
+    """
+    decide = _deciding(context) if context.client.snapshot.tables else []
+    context.ranks = ranks = Ranks(context, decide)
+    return [*decide, ranks]
+
+
+def _deciding(context: Context) -> list[Feature]:
     mode = context.client.settings.mode
     static = mode in ("static", "route", "observe")
     features: list[Feature] = [

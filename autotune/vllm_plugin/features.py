@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from autotune.client import RoutingClient
 from autotune.vllm_plugin.deployment import Deployment, Layer
 from autotune.vllm_plugin.imports import forget, when_imported
-from autotune.vllm_plugin.log import warn_once
+from autotune.vllm_plugin.log import info_once, warn_once
 from autotune.vllm_plugin.patching import Patch, Replacement
 from autotune.vllm_plugin.surface import SurfaceChangedError
 
@@ -117,3 +117,6 @@ class Feature(ABC):
             self.disable(f"{type(error).__name__}: {error}")
         else:
             self.state, self.reason = "applied", ""
+            for patch in self._patches:
+                if isinstance(patch, Patch) and patch.found:
+                    info_once(f"{patch} is already replaced by {patch.found}: each calls what it found")

@@ -12,7 +12,7 @@ from autotune.vllm_plugin.deployment import Layer
 from autotune.vllm_plugin.features import Context, DeclinedError, Feature
 from autotune.vllm_plugin.inner_experts import FUSED_MOE, Inner, UnavailableError, base_backend, build
 from autotune.vllm_plugin.inner_experts import Layer as InnerLayer
-from autotune.vllm_plugin.log import info_once, warn_once
+from autotune.vllm_plugin.log import first_time, info_once, warn_once
 from autotune.vllm_plugin.observation import Observation
 from autotune.vllm_plugin.own_experts import takes_up_first
 from autotune.vllm_plugin.patching import Patch
@@ -86,7 +86,9 @@ class Router(Feature):
             try:
                 fused_experts = self._routed(module, prepare_finalize, fused_experts)
             except RefusedError as refused:
-                info_once(f"no routing per call for {self._label(fused_experts)}: {refused}")
+                problem = self._problem(fused_experts)
+                if problem is None or first_time(problem, str(refused)):
+                    info_once(f"no routing per call for {self._label(fused_experts)}: {refused}")
             except Exception as error:
                 # While vLLM loads the model: a failure costs speed, never the server.
                 warn_once(f"no routing per call: {type(error).__name__}: {error}")
@@ -94,12 +96,14 @@ class Router(Feature):
 
         return __init__
 
-    def _label(self, experts: Any) -> str:
+    def _problem(self, experts: Any) -> Problem | None:
         try:
-            problem = self.context.deployment.layer(experts.moe_config).problem()
+            return self.context.deployment.layer(experts.moe_config).problem()
         except Exception:
-            problem = None  # only for the log; the reason beside it says more
-        return f"{problem or 'a layer'} on {type(experts).__name__}"
+            return None  # only for the log; the reason beside it says more
+
+    def _label(self, experts: Any) -> str:
+        return f"{self._problem(experts) or 'a layer'} on {type(experts).__name__}"
 
     def _routed(self, module: Any, prepare_finalize: Any, experts: Any) -> Any:
         reason = kernel_refusal(module, prepare_finalize, experts)

@@ -13,7 +13,7 @@ from autotune.vllm_plugin.deep_gemm_warmup import DeepGemmWarmup
 from autotune.vllm_plugin.deployment import Deployment
 from autotune.vllm_plugin.environment import NoGpuError, installed, resolve_environment, tested
 from autotune.vllm_plugin.features import Context, Feature
-from autotune.vllm_plugin.log import info_once, logger, warn_once
+from autotune.vllm_plugin.log import first_time, info_once, logger, warn_once
 from autotune.vllm_plugin.observer import LayerObserver
 from autotune.vllm_plugin.ranks import Ranks
 from autotune.vllm_plugin.recompiles import Recompiles
@@ -141,6 +141,11 @@ def report(client: RoutingClient, took_s: float) -> None:
     for reason in snapshot.reasons:
         warn_once(reason)
     here = [t for t in snapshot.tables if environment and t.environment.gpu == environment.gpu]
+    if snapshot.tables and not here:
+        others = ", ".join(sorted({table.environment.gpu for table in snapshot.tables}))
+        warn_once(f"no table is for {environment and environment.gpu}; there are tables for {others}")
+        for table in snapshot.tables:
+            first_time(table.problem, client.select(table.problem).detail)
     usable = []
     for published in here:
         query = Query(
@@ -150,7 +155,7 @@ def report(client: RoutingClient, took_s: float) -> None:
         selection = select_table(snapshot.tables, query)
         if selection.miss is None and selection.published is published:
             usable.append(published)
-        elif selection.miss is not None:
+        elif selection.miss is not None and first_time(published.problem, selection.detail):
             warn_once(f"{published.problem}: {selection.miss.value}: {selection.detail}")
     revisions = ", ".join(sorted({str(t.revision) for t in usable if t.revision is not None})) or "none"
     logger().info(

@@ -98,9 +98,8 @@ class Tiles(Feature):
         counts = covered(table, moved, unfit)
         where = f"table revision {published.revision or 'none'} (digest {table.digest[:12]})"
         if unfit:
-            warn_once(
-                f"{where}: vLLM's own tile in place of some for {table.problem}: {joined(unfit.values())}"
-            )
+            reasons = joined(unfit.values())
+            warn_once(f"{where}: vLLM's own tile where the table's cannot run for {table.problem}: {reasons}")
         if not counts:
             info_once(f"{where} keeps vLLM's own tiles for {table.problem}")
             return own

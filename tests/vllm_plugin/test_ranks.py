@@ -126,9 +126,7 @@ def test_ranks_with_different_tables_apply_none(ranks: Ranks, start: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["fork_excluded", "spawn_excluded", "fork_off"])
-def test_a_rank_without_the_plugin_is_waited_for_no_longer_than_the_time_out(
-    ranks: Ranks, name: str
-) -> None:
+def test_a_rank_without_the_plugin_is_waited_for_no_longer_than_the_time_out(ranks: Ranks, name: str) -> None:
     first, second = ranks[name]
     assert_fallback(first, f"rank 1 of 2 did not tell its tables within {TIMEOUT_S:g} s")
     assert TIMEOUT_S <= first["took"] < TIMEOUT_S + 3

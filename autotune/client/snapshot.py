@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, MutableMapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +20,12 @@ from autotune.vocabulary.table import Miss, PublishedTable
 from autotune.vocabulary.wire import decode_tables, encode_tables
 
 PATH_VARIABLE = "AUTOTUNE_SNAPSHOT"
+DATA_VARIABLE = "AUTOTUNE_SNAPSHOT_DATA"
 DIGEST_VARIABLE = "AUTOTUNE_SNAPSHOT_DIGEST"
+DATA_LIMIT = 96 * 1024
+"""Longest value, bytes: Linux starts no process with one of 128 KiB or more (MAX_ARG_STRLEN)."""
+_BODY_LIMIT = 32 * 1024 * 1024
+"""Bytes that a value may unpack to, as for an answer of the service."""
 
 
 @dataclass(frozen=True)
@@ -57,49 +64,86 @@ class Snapshot:
 
 
 def hand_over(snapshot: Snapshot, settings: Settings, env: MutableMapping[str, str]) -> str | None:
-    """Write the snapshot to a file and name it, with its digest, in `env` for child processes.
+    """Name the snapshot, with its digest, in `env` for child processes.
+
+    It goes there as the path of a file, and by value where that is short enough: a Ray worker on another
+    host has the environment but not the file.
 
     Returns:
-        Why it was not possible, or None. Children then resolve by themselves.
+        Why neither was possible, or None. Children then resolve by themselves.
     """
     body = {**encode_tables(snapshot.tables), "source": snapshot.source, "asked": _asked(settings)}
     text = json.dumps(body)
-    path = settings.cache / "snapshots" / f"{snapshot.digest[:32]}.json"
-    problem = write_atomically(path, text)
-    if problem:
-        try:
-            path = Path(tempfile.mkdtemp(prefix="moe-autotune-")) / "snapshot.json"
-        except OSError as error:
-            return f"{problem}; {error}"
-        problem = write_atomically(path, text)
-        if problem:
-            return problem
-    env[PATH_VARIABLE] = str(path)
+    path, problem = _written(settings.cache / "snapshots" / f"{snapshot.digest[:32]}.json", text)
+    data = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    given = {
+        PATH_VARIABLE: str(path) if path else "",
+        DATA_VARIABLE: data if len(data) <= DATA_LIMIT else "",
+    }
+    for name in (PATH_VARIABLE, DATA_VARIABLE, DIGEST_VARIABLE):
+        env.pop(name, None)
+    env.update({name: value for name, value in given.items() if value})
+    if not any(given.values()):
+        return problem
     env[DIGEST_VARIABLE] = snapshot.digest
     return None
 
 
+def _written(path: Path, text: str) -> tuple[Path | None, str]:
+    """Where the text lies: at `path`, else in a temporary folder, else nowhere and the reason."""
+    problem = write_atomically(path, text)
+    if not problem:
+        return path, ""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="moe-autotune-"))
+    except OSError as error:
+        return None, f"{problem}; {error}"
+    elsewhere = write_atomically(folder / "snapshot.json", text)
+    return (None, f"{problem}; {elsewhere}") if elsewhere else (folder / "snapshot.json", "")
+
+
 def take_over(settings: Settings, env: Mapping[str, str] | None = None) -> tuple[Snapshot | None, str]:
-    """The snapshot that a parent handed over.
+    """The snapshot that a parent handed over: from its file, else by value.
 
     Returns:
         The snapshot, or None and the reason (empty if there was no hand-over). One that the parent
         resolved for another table, URL or channel than this process is set to does not count.
     """
     env = os.environ if env is None else env
-    path, digest = env.get(PATH_VARIABLE, ""), env.get(DIGEST_VARIABLE, "")
-    if not path or not digest:
-        return None, ""
+    path, data, digest = (env.get(name, "") for name in (PATH_VARIABLE, DATA_VARIABLE, DIGEST_VARIABLE))
+    forms: list[tuple[str, Callable[[], str]]] = []
+    if path:
+        forms.append((path, lambda: Path(path).read_text(encoding="utf-8")))
+    if data:
+        forms.append((f"in {DATA_VARIABLE}", lambda: _unpacked(data)))
+    reasons = []
+    for name, read in forms if digest else ():
+        found, why = _read(name, read, digest, settings)
+        if found is not None:
+            return found, ""
+        reasons.append(why)
+    return None, joined(reasons)
+
+
+def _read(name: str, read: Callable[[], str], digest: str, settings: Settings) -> tuple[Snapshot | None, str]:
     try:
-        body = json.loads(Path(path).read_text())
+        body = json.loads(read())
         tables, broken = decode_tables(body)
-    except (OSError, ValueError, RecursionError, TableError) as error:
-        return None, f"the parent's snapshot {path} cannot be used: {error}"
+    except (OSError, ValueError, RecursionError, zlib.error, TableError) as error:
+        return None, f"the parent's snapshot {name} cannot be used: {error}"
     if body["digest"] != digest or broken:
-        return None, f"the parent's snapshot {path} is not the one announced ({digest[:12]})"
+        return None, f"the parent's snapshot {name} is not the one announced ({digest[:12]})"
     if body.get("asked") != _asked(settings):
-        return None, f"the snapshot {path} was resolved for other settings"
-    return Snapshot(tables=tables, source=str(body.get("source", path))), ""
+        return None, f"the snapshot {name} was resolved for other settings"
+    return Snapshot(tables=tables, source=str(body.get("source", name))), ""
+
+
+def _unpacked(data: str) -> str:
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(base64.b64decode(data, validate=True), _BODY_LIMIT)
+    if not unpacking.eof:
+        raise ValueError(f"it is cut off, or longer than {_BODY_LIMIT} bytes")
+    return text.decode()
 
 
 def _asked(settings: Settings) -> list[str | None]:

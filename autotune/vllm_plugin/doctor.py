@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.client import RoutingClient
 from autotune.client.addresses import MASK, shown
+from autotune.client.snapshot import DATA_VARIABLE
 from autotune.vllm_plugin.base_choice import choose_base
 from autotune.vllm_plugin.deployment import Deployment
 from autotune.vllm_plugin.environment import (
@@ -86,6 +87,9 @@ def examine(settings: Settings, model: tuple[Problem, Checkpoint | None] | None 
     if report.vllm and not report.vllm_tested:
         oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
         report.warnings.append(f"vLLM {report.vllm} is outside {oldest} to {newest}, which the tests cover")
+    chosen = os.environ.get("VLLM_PLUGINS")
+    if chosen is not None and "autotune" not in chosen.split(","):
+        report.warnings.append(f"VLLM_PLUGINS={chosen} leaves this plugin out: add autotune to it")
     report.tables = [_table(client, published) for published in client.snapshot.tables]
     with contextlib.redirect_stdout(sys.stderr):
         report.features = _features(client, report)
@@ -228,6 +232,8 @@ def _variables() -> dict[str, str]:
 
 
 def _without_secrets(name: str, value: str) -> str:
+    if name == DATA_VARIABLE:
+        return f"{len(value)} bytes"
     return MASK if "TOKEN" in name and value else shown(value)
 
 

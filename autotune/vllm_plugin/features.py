@@ -11,11 +11,19 @@ from typing import Literal, Protocol
 from autotune.client import RoutingClient
 from autotune.vllm_plugin.deployment import Deployment, Layer
 from autotune.vllm_plugin.imports import forget, when_imported
-from autotune.vllm_plugin.log import warn_once
+from autotune.vllm_plugin.log import info_once, warn_once
 from autotune.vllm_plugin.patching import Patch, Replacement
 from autotune.vllm_plugin.surface import SurfaceChangedError
 
 FeatureState = Literal["applied", "waiting", "disabled"]
+
+
+class RankAgreement(Protocol):
+    """What other features ask of the comparison between ranks."""
+
+    def require(self) -> None:
+        """Take every feature off if there are several ranks that have not been found alike."""
+        ...
 
 
 class LayerRouter(Protocol):
@@ -33,12 +41,14 @@ class Context:
     Args:
         observe: log what would be done and leave vLLM unchanged.
         router: routes each call of a layer, where the mode has that.
+        ranks: knows whether all ranks decide alike.
     """
 
     client: RoutingClient
     deployment: Deployment
     observe: bool = False
     router: LayerRouter | None = None
+    ranks: RankAgreement | None = None
 
 
 class DeclinedError(Exception):
@@ -83,10 +93,14 @@ class Feature(ABC):
         self._patches = []
         self.state, self.reason = "disabled", "taken off"
 
-    def disable(self, reason: str) -> None:
-        """Take the feature off and say why, once."""
+    def take_off(self, reason: str) -> None:
+        """Take the feature off; the caller says why."""
         self.unapply()
         self.state, self.reason = "disabled", reason
+
+    def disable(self, reason: str) -> None:
+        """Take the feature off and say why, once."""
+        self.take_off(reason)
         warn_once(f"{self.title} disabled, vLLM's own behaviour stays: {reason}")
 
     def _on_import(self, module: ModuleType) -> None:
@@ -103,3 +117,6 @@ class Feature(ABC):
             self.disable(f"{type(error).__name__}: {error}")
         else:
             self.state, self.reason = "applied", ""
+            for patch in self._patches:
+                if isinstance(patch, Patch) and patch.found:
+                    info_once(f"{patch} is already replaced by {patch.found}: each calls what it found")

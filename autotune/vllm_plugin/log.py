@@ -6,6 +6,7 @@ import logging
 import sys
 
 _said: set[str] = set()
+_told: set[tuple[str, str]] = set()
 
 
 def logger() -> logging.Logger:
@@ -21,6 +22,18 @@ def info_once(message: str) -> None:
 def warn_once(message: str) -> None:
     """As `info_once`, as a warning."""
     _once(logging.WARNING, message)
+
+
+def first_time(subject: object, cause: str) -> bool:
+    """Whether this cause has not been told of the subject yet; from now on it has.
+
+    Several features meet the same cause, such as a stale table; one line is enough.
+    """
+    key = (str(subject), cause)
+    if key in _told:
+        return False
+    _told.add(key)
+    return True
 
 
 def _once(level: int, message: str) -> None:

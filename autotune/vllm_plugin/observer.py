@@ -1,4 +1,4 @@
-"""Notes the configuration of every MoE layer that vLLM builds. Changes nothing."""
+"""Notes the configuration of every MoE layer that vLLM builds."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class LayerObserver(Feature):
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def post_init(config: Any) -> None:
             original(config)
+            if self.context.ranks is not None:
+                self.context.ranks.require()
             self.context.deployment.layer(config)
 
         return post_init

@@ -29,6 +29,15 @@ class Patch:
         self._link: Function | None = None
         self._active = False
 
+    def __str__(self) -> str:
+        return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
+
+    @property
+    def found(self) -> str:
+        """The module outside vLLM that had replaced the attribute before; empty if none had."""
+        where = str(getattr(self._original, "__module__", "") or "")
+        return "" if where.split(".")[0] in ("", "vllm") else where
+
     def apply(self) -> None:
         """Replace the attribute; a patch that an earlier loading of this plugin left is taken off first."""
         if self._active:

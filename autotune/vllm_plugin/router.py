@@ -7,11 +7,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from autotune.kernels.specs import fits
 from autotune.vllm_plugin.deployment import Layer
 from autotune.vllm_plugin.features import Context, DeclinedError, Feature
 from autotune.vllm_plugin.inner_experts import FUSED_MOE, Inner, UnavailableError, base_backend, build
 from autotune.vllm_plugin.inner_experts import Layer as InnerLayer
-from autotune.vllm_plugin.log import info_once, warn_once
+from autotune.vllm_plugin.log import first_time, info_once, warn_once
 from autotune.vllm_plugin.observation import Observation
 from autotune.vllm_plugin.own_experts import takes_up_first
 from autotune.vllm_plugin.patching import Patch
@@ -22,6 +23,7 @@ from autotune.vllm_plugin.static_backend import current_checkpoint
 from autotune.vllm_plugin.static_choice import explicit_choice
 from autotune.vllm_plugin.surface import require_attribute, require_function, require_source
 from autotune.vocabulary.candidate import BackendName
+from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import RoutingTable
 
@@ -84,7 +86,9 @@ class Router(Feature):
             try:
                 fused_experts = self._routed(module, prepare_finalize, fused_experts)
             except RefusedError as refused:
-                info_once(f"no routing per call for {self._label(fused_experts)}: {refused}")
+                problem = self._problem(fused_experts)
+                if problem is None or first_time(problem, str(refused)):
+                    info_once(f"no routing per call for {self._label(fused_experts)}: {refused}")
             except Exception as error:
                 # While vLLM loads the model: a failure costs speed, never the server.
                 warn_once(f"no routing per call: {type(error).__name__}: {error}")
@@ -92,12 +96,14 @@ class Router(Feature):
 
         return __init__
 
-    def _label(self, experts: Any) -> str:
+    def _problem(self, experts: Any) -> Problem | None:
         try:
-            problem = self.context.deployment.layer(experts.moe_config).problem()
+            return self.context.deployment.layer(experts.moe_config).problem()
         except Exception:
-            problem = None  # only for the log; the reason beside it says more
-        return f"{problem or 'a layer'} on {type(experts).__name__}"
+            return None  # only for the log; the reason beside it says more
+
+    def _label(self, experts: Any) -> str:
+        return f"{self._problem(experts) or 'a layer'} on {type(experts).__name__}"
 
     def _routed(self, module: Any, prepare_finalize: Any, experts: Any) -> Any:
         reason = kernel_refusal(module, prepare_finalize, experts)
@@ -136,9 +142,12 @@ class Router(Feature):
 
         key = (table.problem, base, table.digest)
         made: dict[BackendName, Any] = {}
+        environment = self.context.client.environment or table.environment
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.plans[key] = self._plan(layer, outlook(table, base, takes_up_first), made)
+            plan = self.plans[key] = self._plan(
+                layer, outlook(table, base, takes_up_first), made, environment
+            )
         if not plan.entries:
             left = "; ".join(str(declined) for declined in plan.declined)
             raise RefusedError(left or f"the table's winners all run on {base}, which vLLM chose")
@@ -151,9 +160,15 @@ class Router(Feature):
         ]  # fmt: skip
         return router_class(module)(plan, inners, _quantization(), _tuner(base))
 
-    def _plan(self, layer: InnerLayer, found: Outlook, made: dict[BackendName, Any]) -> RoutePlan:
+    def _plan(
+        self, layer: InnerLayer, found: Outlook, made: dict[BackendName, Any], environment: Environment
+    ) -> RoutePlan:
         kept, declined = [], list(found.declined)
         for entry in found.entries:
+            fit = fits(entry.candidate, layer.problem, environment)
+            if not fit.ok:
+                declined.append(Declined(entry.first, entry.last, entry.candidate, fit.reason))
+                continue
             try:
                 build(layer, entry, made)
                 kept.append(entry)

@@ -13,8 +13,9 @@ from autotune.vllm_plugin.deep_gemm_warmup import DeepGemmWarmup
 from autotune.vllm_plugin.deployment import Deployment
 from autotune.vllm_plugin.environment import NoGpuError, installed, resolve_environment, tested
 from autotune.vllm_plugin.features import Context, Feature
-from autotune.vllm_plugin.log import info_once, logger, warn_once
+from autotune.vllm_plugin.log import first_time, info_once, logger, warn_once
 from autotune.vllm_plugin.observer import LayerObserver
+from autotune.vllm_plugin.ranks import Ranks
 from autotune.vllm_plugin.recompiles import Recompiles
 from autotune.vllm_plugin.router import Router
 from autotune.vllm_plugin.static_backend import Fp8Backend, UnquantizedBackend
@@ -68,6 +69,8 @@ def start(env: MutableMapping[str, str] | None = None) -> Plugin | None:
     if _running is not None:
         return _running
     environ = os.environ if env is None else env
+    # Before anything can end this here: workers elsewhere need the settings all the same.
+    _copy_to_ray_workers(environ)
     try:
         settings = Settings.from_env(environ)
     except UsageError as error:
@@ -87,20 +90,27 @@ def start(env: MutableMapping[str, str] | None = None) -> Plugin | None:
     took = time.monotonic() - started
     report(client, took)
     _running = Plugin(settings, Context(client, Deployment(), settings.mode == "observe"), environment)
-    if snapshot.tables:
-        _running.features = make_features(_running.context)
-        for feature in _running.features:
-            feature.install()
+    _running.features = make_features(_running.context)
+    for feature in _running.features:
+        feature.install()
     # Workers decide with this very answer, whatever the source says by then.
     failed = hand_over(snapshot, settings, environ)
     if failed:
         warn_once(f"worker processes read the source themselves: {failed}")
-    _copy_to_ray_workers(environ)
     return _running
 
 
 def make_features(context: Context) -> list[Feature]:
-    """The features of a mode, in the order in which they are installed."""
+    """The features of a mode, in the order in which they are installed.
+
+    A process without tables tells the other ranks so, and changes nothing.
+    """
+    decide = _deciding(context) if context.client.snapshot.tables else []
+    context.ranks = ranks = Ranks(context, decide)
+    return [*decide, ranks]
+
+
+def _deciding(context: Context) -> list[Feature]:
     mode = context.client.settings.mode
     static = mode in ("static", "route", "observe")
     features: list[Feature] = [
@@ -131,6 +141,11 @@ def report(client: RoutingClient, took_s: float) -> None:
     for reason in snapshot.reasons:
         warn_once(reason)
     here = [t for t in snapshot.tables if environment and t.environment.gpu == environment.gpu]
+    if snapshot.tables and not here:
+        others = ", ".join(sorted({table.environment.gpu for table in snapshot.tables}))
+        warn_once(f"no table is for {environment and environment.gpu}; there are tables for {others}")
+        for table in snapshot.tables:
+            first_time(table.problem, client.select(table.problem).detail)
     usable = []
     for published in here:
         query = Query(
@@ -140,7 +155,7 @@ def report(client: RoutingClient, took_s: float) -> None:
         selection = select_table(snapshot.tables, query)
         if selection.miss is None and selection.published is published:
             usable.append(published)
-        elif selection.miss is not None:
+        elif selection.miss is not None and first_time(published.problem, selection.detail):
             warn_once(f"{published.problem}: {selection.miss.value}: {selection.detail}")
     revisions = ", ".join(sorted({str(t.revision) for t in usable if t.revision is not None})) or "none"
     logger().info(

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.vllm_plugin.base_choice import choose_base
 from autotune.vllm_plugin.deployment import Layer, checkpoint_of
 from autotune.vllm_plugin.features import Context, Feature
-from autotune.vllm_plugin.log import info_once, warn_once
+from autotune.vllm_plugin.log import first_time, info_once, warn_once
 from autotune.vllm_plugin.patching import Patch
 from autotune.vllm_plugin.static_choice import choose_backend, explicit_choice
 from autotune.vllm_plugin.surface import SurfaceChangedError, require_attribute, require_function
@@ -100,7 +100,8 @@ class _StaticBackend(Feature):
         chosen = choose(self.context.client, problem, checkpoint)
         if chosen.backend is None or VLLM_NAMES.get(chosen.backend) not in self.members:
             what = "the backend that the weights are prepared for" if routed else "static choice"
-            info_once(f"{what} for {problem} stays vLLM's: {chosen.detail}")
+            if first_time(problem, chosen.detail):
+                info_once(f"{what} for {problem} stays vLLM's: {chosen.detail}")
             return None
         kind = "weights prepared for" if routed else "static choice"
         info_once(f"{kind} {'would be ' if self.context.observe else ''}{chosen.detail}")

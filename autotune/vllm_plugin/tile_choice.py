@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from autotune.kernels.specs import fits
 from autotune.vocabulary.candidate import TritonCandidate
+from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.table import Alternative, Miss, Route, RoutingTable, Verdict
 
 
@@ -43,12 +47,25 @@ def triton_alternative(route: Route) -> Alternative | None:
     return next((a for a in route.alternatives if isinstance(a.candidate, TritonCandidate)), None)
 
 
-def covered(table: RoutingTable, moved_to_triton: bool) -> str:
-    """The token counts that get a tile of the table, as text: `1..8, 64`."""
+def unlaunchable(
+    table: RoutingTable, environment: Environment, moved_to_triton: bool
+) -> dict[TritonCandidate, str]:
+    """Tiles of a table that a GPU cannot launch (too much shared memory, say), with the reasons."""
+    tiles = dict.fromkeys(tile_of(route, moved_to_triton)[0] for route in table.routes)
+    support = {tile: fits(tile, table.problem, environment) for tile in tiles if tile is not None}
+    return {tile: answer.reason for tile, answer in support.items() if not answer.ok}
+
+
+def covered(table: RoutingTable, moved_to_triton: bool, without: Collection[TritonCandidate] = ()) -> str:
+    """The token counts that get a tile of the table, as text: `1..8, 64`.
+
+    Args:
+        without: tiles that are not used.
+    """
     spans: list[list[int]] = []
     for route in table.routes:
         tile, first = tile_of(route, moved_to_triton)
-        if tile is None:
+        if tile is None or tile in without:
             continue
         if spans and spans[-1][1] + 1 == first:
             spans[-1][1] = route.last

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.vllm_plugin.features import Context
+from autotune.vllm_plugin.log import first_time
 from autotune.vocabulary.problem import Problem, Scheme
 from autotune.vocabulary.table import PublishedTable
 
@@ -39,7 +40,7 @@ class TileKey:
 
 @dataclass(frozen=True)
 class Picked:
-    """The table, or why none answers (an empty reason: there simply is none)."""
+    """The table, or why none answers (an empty reason: there simply is none, or it has been told)."""
 
     published: PublishedTable | None = None
     moved_to_triton: bool = False
@@ -57,7 +58,7 @@ def pick_table(context: Context, key: TileKey) -> Picked:
     selections = [(problem, client.select(problem)) for problem in problems]
     usable = {problem: s.published for problem, s in selections if s.miss is None and s.published}
     if not usable:
-        return Picked(reason=" ".join(s.detail for _, s in selections))
+        return Picked(reason=" ".join(s.detail for problem, s in selections if first_time(problem, s.detail)))
     layers = [
         layer
         for layer in context.deployment.with_shape(key.E, key.N)

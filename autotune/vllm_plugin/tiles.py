@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
+from autotune.client.snapshot import joined
 from autotune.vllm_plugin.features import DeclinedError, Feature
 from autotune.vllm_plugin.log import info_once, warn_once
 from autotune.vllm_plugin.patching import Patch
@@ -15,7 +16,7 @@ from autotune.vllm_plugin.surface import (
     require_function,
     require_source,
 )
-from autotune.vllm_plugin.tile_choice import covered, tile_at
+from autotune.vllm_plugin.tile_choice import covered, tile_at, unlaunchable
 from autotune.vllm_plugin.tile_lookup import TileKey, pick_table
 from autotune.vllm_plugin.tile_map import Config, TileConfig, TileMap, forced, take_swap_ab
 from autotune.vocabulary.candidate import TritonCandidate
@@ -91,8 +92,14 @@ class Tiles(Feature):
     ) -> Any:
         table = published.table
         assert table is not None
-        counts = covered(table, moved)
+        # Checked here and not by trying: a launch that fails would be in the middle of a forward pass.
+        environment = self.context.client.environment or table.environment
+        unfit = unlaunchable(table, environment, moved)
+        counts = covered(table, moved, unfit)
         where = f"table revision {published.revision or 'none'} (digest {table.digest[:12]})"
+        if unfit:
+            reasons = joined(unfit.values())
+            warn_once(f"{where}: vLLM's own tile where the table's cannot run for {table.problem}: {reasons}")
         if not counts:
             info_once(f"{where} keeps vLLM's own tiles for {table.problem}")
             return own
@@ -100,7 +107,7 @@ class Tiles(Feature):
         info_once(f"{where} {verb} to {table.problem}: tiles for M in {counts}")
         if self.context.observe:
             return own
-        return TileMap(_chooser(module, key, table, moved, own))
+        return TileMap(_chooser(module, key, table, moved, own, unfit))
 
     def _swap_ab(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def enable_swap_ab(BLOCK_SIZE_M: int, BLOCK_SIZE_N: int) -> Any:
@@ -111,14 +118,19 @@ class Tiles(Feature):
 
 
 def _chooser(
-    module: Any, key: TileKey, table: RoutingTable, moved: bool, own: dict[int, Config] | None
+    module: Any,
+    key: TileKey,
+    table: RoutingTable,
+    moved: bool,
+    own: dict[int, Config] | None,
+    unfit: Collection[TritonCandidate],
 ) -> Callable[[int], Config]:
     problem = table.problem
     tiles: dict[TritonCandidate, TileConfig] = {}
 
     def choose(tokens: int) -> Config:
         candidate = tile_at(table, tokens, moved) if tokens > 0 else None
-        if candidate is not None:
+        if candidate is not None and candidate not in unfit:
             if candidate not in tiles:
                 tiles[candidate] = TileConfig(candidate.tile.vllm_config(), candidate.swap_ab)
             return tiles[candidate]

@@ -5,11 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
 
-from autotune.client.snapshot import DIGEST_VARIABLE, PATH_VARIABLE, Snapshot, hand_over, take_over
+import pytest
+
+from autotune.client.snapshot import (
+    DATA_LIMIT,
+    DATA_VARIABLE,
+    DIGEST_VARIABLE,
+    PATH_VARIABLE,
+    Snapshot,
+    hand_over,
+    take_over,
+)
 from autotune.client.sources import resolve
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import Miss
@@ -30,7 +41,8 @@ def test_a_child_process_decides_with_the_parents_tables(tmp_path: Path) -> None
         env={**os.environ, **env, "AUTOTUNE_TABLE": str(table), "AUTOTUNE_CACHE": str(settings.cache)},
     )  # fmt: skip
     assert child.stdout.split() == [snapshot.digest, "1"]
-    assert env == {PATH_VARIABLE: env[PATH_VARIABLE], DIGEST_VARIABLE: snapshot.digest}
+    assert set(env) == {PATH_VARIABLE, DATA_VARIABLE, DIGEST_VARIABLE}
+    assert env[DIGEST_VARIABLE] == snapshot.digest
 
 
 def test_the_digest_is_that_of_the_tables_alone() -> None:
@@ -61,8 +73,52 @@ def _handed(tmp_path: Path) -> tuple[Settings, dict[str, str]]:
     return settings, env
 
 
+def test_on_another_host_the_value_serves(tmp_path: Path) -> None:
+    settings, env = _handed(tmp_path)
+    own, _ = take_over(settings, env)
+    Path(env[PATH_VARIABLE]).unlink()
+    assert settings.table is not None
+    settings.table.unlink()
+    found, reason = take_over(settings, env)
+    assert (found, reason) == (own, "")
+    assert resolve(settings, None, env).digest == env[DIGEST_VARIABLE]
+
+
+@pytest.mark.parametrize("spoil", ["", "AAAA", "no base64!", "cut"])
+def test_a_spoilt_value_is_not_used(tmp_path: Path, spoil: str) -> None:
+    settings, env = _handed(tmp_path)
+    Path(env[PATH_VARIABLE]).unlink()
+    env[DATA_VARIABLE] = env[DATA_VARIABLE][:400] if spoil == "cut" else spoil
+    found, reason = take_over(settings, env)
+    assert found is None
+    assert "cannot be used" in reason
+    assert (DATA_VARIABLE in reason) is bool(spoil)
+
+
+def test_another_snapshots_value_is_not_used(tmp_path: Path) -> None:
+    settings, env = _handed(tmp_path)
+    Path(env[PATH_VARIABLE]).unlink()
+    other: dict[str, str] = {}
+    hand_over(Snapshot((make_published(revision=9),), "x"), settings, other)
+    assert "not the one announced" in take_over(settings, {**env, DATA_VARIABLE: other[DATA_VARIABLE]})[1]
+
+
+def test_what_is_too_long_for_a_variable_goes_by_file_alone(tmp_path: Path) -> None:
+    settings, env = _handed(tmp_path)
+    assert len(env[DATA_VARIABLE]) < DATA_LIMIT
+    # Random names do not compress.
+    many = tuple(make_published(revision=n, channel=secrets.token_hex(300)) for n in range(1, 400))
+    snapshot = Snapshot(many, "x")
+    assert hand_over(snapshot, settings, env) is None
+    assert set(env) == {PATH_VARIABLE, DIGEST_VARIABLE}, "the earlier value is gone"
+    found, _ = take_over(settings, env)
+    assert found is not None
+    assert found.digest == snapshot.digest
+
+
 def test_a_child_elsewhere_resolves_by_itself_and_must_find_the_same(tmp_path: Path) -> None:
     settings, env = _handed(tmp_path)
+    del env[DATA_VARIABLE]
     Path(env[PATH_VARIABLE]).unlink()
     assert len(resolve(settings, None, env).tables) == 1
     assert settings.table is not None
@@ -74,11 +130,13 @@ def test_a_child_elsewhere_resolves_by_itself_and_must_find_the_same(tmp_path: P
 
 def test_a_changed_snapshot_is_not_used(tmp_path: Path) -> None:
     settings, env = _handed(tmp_path)
+    by_value = env.pop(DATA_VARIABLE)
     path = Path(env[PATH_VARIABLE])
     path.write_text(path.read_text().replace('"margin": 0.01', '"margin": 0.02'))
     assert take_over(settings, env)[0] is None
     path.write_text("{")
     assert "cannot be used" in take_over(settings, env)[1]
+    assert take_over(settings, {**env, DATA_VARIABLE: by_value})[0] is not None
 
 
 def test_a_process_set_to_another_source_reads_that(tmp_path: Path) -> None:

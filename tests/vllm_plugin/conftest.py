@@ -27,6 +27,7 @@ from autotune.vocabulary.table import Alternative, RoutingTable, Speedup, Timing
 from autotune.vocabulary.wire import encode_tables
 from tests.client.servers import Script, http_service, raw_server, silent
 from tests.factories import make_published, make_table, triton
+from tests.vllm_plugin.faults import TOO_LARGE, TOO_LARGE_OWN, add_faults
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -116,7 +117,10 @@ def routed_table(
             **changes,
         }
     )  # fmt: skip
-    winners = (DECODE, TILE, third or VllmCutlassCandidate(), None)
+    # With block scales each step is one scale block.
+    blocks = problem.scheme is Scheme.FP8_BLOCK128
+    decode = DECODE.model_copy(update={"down_block_k": 128}) if blocks else DECODE
+    winners = (decode, TILE, third or VllmCutlassCandidate(), None)
     routes = tuple(
         route.model_copy(update={"winner": winner} if winner else {})
         for route, winner in zip(table.routes, winners, strict=True)
@@ -318,6 +322,9 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     add("service_cut", "quiet", url(stack.enter_context(http_service(cut))), counts=[8])
     add("service_lying", "quiet", url(stack.enter_context(http_service(lying))), counts=[8])
     add("service_slow", "quiet", url(stack.enter_context(raw_server(silent)), "0.5"), counts=[8])
+    large = main_table(version, winner=TOO_LARGE)
+    large_route = routed_table(version, third=TOO_LARGE_OWN, baseline=BLOCK_BASELINE)
+    add_faults(add, table, main, large, large_route, stack)
     # Files instead of the plugin.
     from autotune.client.vllm_files import export_vllm
 

@@ -11,6 +11,7 @@ from autotune.vllm_plugin.deployment import Layer
 from autotune.vllm_plugin.features import Context, DeclinedError, Feature
 from autotune.vllm_plugin.inner_experts import FUSED_MOE, Inner, UnavailableError, base_backend, build
 from autotune.vllm_plugin.inner_experts import Layer as InnerLayer
+from autotune.vllm_plugin.ledger import Ledger
 from autotune.vllm_plugin.log import info_once, warn_once
 from autotune.vllm_plugin.observation import Observation
 from autotune.vllm_plugin.own_experts import takes_up_first
@@ -23,7 +24,7 @@ from autotune.vllm_plugin.static_choice import explicit_choice
 from autotune.vllm_plugin.surface import require_attribute, require_function, require_source
 from autotune.vocabulary.candidate import BackendName
 from autotune.vocabulary.problem import Problem
-from autotune.vocabulary.table import RoutingTable
+from autotune.vocabulary.table import Miss, RoutingTable
 
 _INIT = ("self", "prepare_finalize", "fused_experts")
 APPLY = (
@@ -51,6 +52,7 @@ class Router(Feature):
         self.plans: dict[tuple[Problem, BackendName, str], RoutePlan] = {}
         """By problem, base backend and table digest; shared by the layers of a shape."""
         self.observation = Observation()
+        self.ledger = Ledger("observe" if context.observe else "route")
 
     def patches(self, module: ModuleType) -> list[Patch]:
         kernel = require_attribute(module, "FusedMoEKernel")
@@ -85,9 +87,11 @@ class Router(Feature):
                 fused_experts = self._routed(module, prepare_finalize, fused_experts)
             except RefusedError as refused:
                 info_once(f"no routing per call for {self._label(fused_experts)}: {refused}")
+                self._note_refusal(fused_experts, str(refused), refused.miss)
             except Exception as error:
                 # While vLLM loads the model: a failure costs speed, never the server.
                 warn_once(f"no routing per call: {type(error).__name__}: {error}")
+                self._note_refusal(fused_experts, f"{type(error).__name__}: {error}")
             original(kernel, prepare_finalize, fused_experts)
 
         return __init__
@@ -98,6 +102,14 @@ class Router(Feature):
         except Exception:
             problem = None  # only for the log; the reason beside it says more
         return f"{problem or 'a layer'} on {type(experts).__name__}"
+
+    def _note_refusal(self, experts: Any, reason: str, miss: Miss | None = None) -> None:
+        try:
+            problem = self.context.deployment.layer(experts.moe_config).problem()
+            base = base_backend(experts)
+        except Exception:
+            problem = base = None  # counted as a layer without a name
+        self.ledger.refused(str(problem or type(experts).__name__), base or "", reason, miss)
 
     def _routed(self, module: Any, prepare_finalize: Any, experts: Any) -> Any:
         reason = kernel_refusal(module, prepare_finalize, experts)
@@ -128,7 +140,7 @@ class Router(Feature):
             raise RefusedError(refusal or "its shape is not known")
         selection = self.context.client.select(problem, current_checkpoint(scheme))
         if selection.table is None:
-            raise RefusedError(selection.detail)
+            raise RefusedError(selection.detail, selection.miss)
         return selection.table
 
     def _wrap(self, module: Any, layer: InnerLayer, base: BackendName, table: RoutingTable) -> Any:
@@ -139,6 +151,7 @@ class Router(Feature):
         plan = self.plans.get(key)
         if plan is None:
             plan = self.plans[key] = self._plan(layer, outlook(table, base, takes_up_first), made)
+            self._note_plan(table, plan)
         if not plan.entries:
             left = "; ".join(str(declined) for declined in plan.declined)
             raise RefusedError(left or f"the table's winners all run on {base}, which vLLM chose")
@@ -163,6 +176,11 @@ class Router(Feature):
             info_once(f"{layer.problem}: M in {left}; {found.base} serves it")
         return RoutePlan(layer.problem, Outlook(found.base, tuple(kept), tuple(declined)))
 
+    def _note_plan(self, table: RoutingTable, plan: RoutePlan) -> None:
+        selection = self.context.client.select(table.problem, current_checkpoint(table.problem.scheme))
+        revision = selection.published.revision if selection.published else None
+        self.ledger.routed(table, plan, revision)
+
     def _observe(self, experts: Any, layer: Layer, reason: str) -> None:
         scheme = scheme_of(experts)
         if scheme is not None and not layer.scheme_known:
@@ -171,8 +189,16 @@ class Router(Feature):
         reason = reason or self.refusal(layer) or ("" if problem else "its shape is not known")
         if reason or problem is None or scheme is None:
             self.observation.watch(experts, self._label(experts), lambda tokens: f"not routed: {reason}")
+            self._note_refusal(experts, reason)
             return
         checkpoint, client = current_checkpoint(scheme), self.context.client
+        selection = client.select(problem, checkpoint)
+        if selection.table is None or base is None:
+            detail = selection.detail or "vLLM's choice shares its weights with no other backend"
+            self._note_refusal(experts, detail, selection.miss)
+        else:
+            plan = RoutePlan(problem, outlook(selection.table, base, takes_up_first))
+            self._note_plan(selection.table, plan)
         self.observation.watch(
             experts,
             str(problem),

@@ -33,7 +33,10 @@ def test_the_config_has_vllms_keys_only_and_is_quick(inside: Inside) -> None:
 def test_all_features_apply_and_come_off_again(inside: Inside) -> None:
     result = inside["tiles"]
     assert {name: state for name, (state, _) in result["features"].items()} == dict.fromkeys(
-        ("layers", "static-fp8", "static-bf16", "tiles", "router", "deep-gemm-warmup", "warmup"), "applied"
+        (
+            "layers", "static-fp8", "static-bf16", "tiles", "router", "counts", "metrics", "deep-gemm-warmup",
+            "warmup",
+        ), "applied"
     )
     assert result["restored"]
     assert result["after"] == {str(n): own(inside, n) for n in (1, 8)}
@@ -64,8 +67,9 @@ def test_it_waits_for_vllm_to_import_its_kernels(inside: Inside) -> None:
     result = inside["after_import"]
     assert not result["imported"], "the plugin itself imported vLLM's kernels"
     assert {state for state, _ in result["before"].values()} == {"waiting"}
-    # vLLM's worker, before whose warm-up ours runs, is not imported here.
-    assert result["after"].pop("warmup")[0] == "waiting"
+    # vLLM's worker and loggers are not imported here.
+    for name in ("warmup", "counts", "metrics"):
+        assert result["after"].pop(name)[0] == "waiting"
     assert {state for state, _ in result["after"].values()} == {"applied"}
     assert result["tiles"]["8"] == ON
 

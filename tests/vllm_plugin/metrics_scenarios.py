@@ -1,5 +1,6 @@
-"""Counting in a front end and a worker, two processes, with vLLM's real runner, dispatcher, scheduler statistics,
-message encoding, logger manager and metrics registry. Run by `inside.py`; see `scenarios.py`.
+"""Counting in a front end and a worker, two processes. Run by `inside.py`; see `scenarios.py`.
+
+Real are vLLM's runner, dispatcher, scheduler statistics, message encoding, logger manager and registry.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WORKER = "vllm.v1.worker.gpu_worker"
 
 
 def vllm_config() -> Any:
-    """The parts of a VllmConfig that the worker's code under test reads; its own classes where they matter."""
+    """The parts of a VllmConfig that the worker's code under test reads; its own classes where it counts."""
     config: Any = importlib.import_module("vllm.config")
     compilation = config.CompilationConfig(
         mode=3, cudagraph_mode="FULL_AND_PIECEWISE", cudagraph_capture_sizes=CAPTURED,
@@ -92,6 +93,7 @@ def without_a_gpu() -> None:
     module: Any = importlib.import_module(WORKER)
     module.kernel_warmup = lambda worker: None
     module.get_pp_group = lambda: SimpleNamespace(is_last_rank=False)
+    module.set_random_seed = lambda seed: None
 
 
 def step(runner: Any, tokens: int, most: int) -> Any:

@@ -34,9 +34,17 @@ def test_all_features_apply_and_come_off_again(inside: Inside) -> None:
     result = inside["tiles"]
     assert {name: state for name, (state, _) in result["features"].items()} == dict.fromkeys(
         (
-            "layers", "static-fp8", "static-bf16", "tiles", "router", "counts", "metrics", "deep-gemm-warmup",
+            "layers",
+            "static-fp8",
+            "static-bf16",
+            "tiles",
+            "router",
+            "counts",
+            "metrics",
+            "deep-gemm-warmup",
             "warmup",
-        ), "applied"
+        ),
+        "applied",
     )
     assert result["restored"]
     assert result["after"] == {str(n): own(inside, n) for n in (1, 8)}

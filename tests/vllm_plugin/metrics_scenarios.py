@@ -11,6 +11,7 @@ import json
 import logging
 import multiprocessing
 import os
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +37,8 @@ def vllm_config() -> Any:
     compilation.splitting_ops = list(compilation._attention_ops)
     compilation.post_init_cudagraph_sizes()
     parallel = SimpleNamespace(
-        data_parallel_size=1, data_parallel_rank=0, data_parallel_index=0, world_size=1, use_ubatching=False
+        data_parallel_size=1, data_parallel_rank=0, data_parallel_index=0, world_size=1, use_ubatching=False,
+        tensor_parallel_size=1, pipeline_parallel_size=1,
     )
     return SimpleNamespace(
         compilation_config=compilation, lora_config=None, speculative_config=None, num_speculative_tokens=0,
@@ -80,6 +82,7 @@ def make_worker(capture: Any, second: bool = False) -> Any:
     worker.vllm_config, worker.model_runner, worker.rank, worker.device = config, runner, 0, "cpu"
     worker.compilation_config, worker.parallel_config = config.compilation_config, config.parallel_config
     worker.scheduler_config = config.scheduler_config
+    worker.observability_config = config.observability_config
     worker.model_config = SimpleNamespace(enforce_eager=False, seed=0)
     worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=1)
     worker.use_v2_model_runner = False
@@ -105,7 +108,16 @@ def step(runner: Any, tokens: int, most: int) -> Any:
     )  # fmt: skip
 
 
-def serve(pipe: Any, log: str, observe: bool) -> None:
+def serve(pipe: Any, log: str) -> None:
+    """The worker; what it raises reaches the front end."""
+    try:
+        work(pipe, log)
+    except Exception:
+        pipe.send(traceback.format_exc())
+        raise
+
+
+def work(pipe: Any, log: str) -> None:
     """The worker: builds a layer, captures, runs steps as vLLM would, and hands its statistics on."""
     handler = logging.FileHandler(log)
     for name in ("vllm.autotune", "autotune"):
@@ -150,7 +162,7 @@ def counted(log: str, twice: bool = False, **_: Any) -> Any:
     folder = Path(os.environ["AUTOTUNE_RUN"])
     forking = multiprocessing.get_context("fork")
     ours, theirs = forking.Pipe()
-    process = forking.Process(target=serve, args=(theirs, log, plugin.context.observe))
+    process = forking.Process(target=serve, args=(theirs, log))
     process.start()
     theirs.close()  # so that a worker that dies ends the wait for it
     loggers: Any = importlib.import_module("vllm.v1.metrics.loggers")
@@ -161,7 +173,10 @@ def counted(log: str, twice: bool = False, **_: Any) -> Any:
     kept: list[Any] = []
     manager.stat_loggers = [SimpleNamespace(record=lambda *args, **named: kept.append(args[0]))]
     for _step in STEPS:
-        outputs = decoder.decode(ours.recv())
+        message = ours.recv()
+        if isinstance(message, str):
+            raise RuntimeError(message)
+        outputs = decoder.decode(message)
         manager.record(
             engine_idx=0, scheduler_stats=outputs.scheduler_stats, iteration_stats=stats.IterationStats()
         )

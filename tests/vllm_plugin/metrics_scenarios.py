@@ -37,8 +37,13 @@ def vllm_config() -> Any:
     compilation.splitting_ops = list(compilation._attention_ops)
     compilation.post_init_cudagraph_sizes()
     parallel = SimpleNamespace(
-        data_parallel_size=1, data_parallel_rank=0, data_parallel_index=0, world_size=1, use_ubatching=False,
-        tensor_parallel_size=1, pipeline_parallel_size=1,
+        data_parallel_size=1,
+        data_parallel_rank=0,
+        data_parallel_index=0,
+        world_size=1,
+        use_ubatching=False,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
     )
     return SimpleNamespace(
         compilation_config=compilation, lora_config=None, speculative_config=None, num_speculative_tokens=0,

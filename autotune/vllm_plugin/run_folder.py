@@ -23,6 +23,10 @@ VARIABLE = "AUTOTUNE_RUN"
 _PREFIX = "moe-autotune-run-"
 
 
+class AmbiguousError(Exception):
+    """Two engines share the folder: which of them a step belongs to cannot be told."""
+
+
 @dataclass(frozen=True)
 class WorkerReport:
     """What one worker says.
@@ -87,7 +91,8 @@ def write(report: WorkerReport, environ: MutableMapping[str, str]) -> str:
 def read(environ: MutableMapping[str, str]) -> tuple[list[WorkerReport], str]:
     """The reports of the workers that live, by rank, and what is wrong (empty if nothing is).
 
-    Two of one rank mean that two engines share the folder: which of them a step belongs to cannot be told.
+    Raises:
+        AmbiguousError: if two have the same rank.
     """
     if not environ.get(VARIABLE):
         return [], f"{VARIABLE} is not set"
@@ -103,7 +108,7 @@ def read(environ: MutableMapping[str, str]) -> tuple[list[WorkerReport], str]:
         return [], "no worker on this host has said what serves"
     ranks = [report.rank for report in found]
     if len(set(ranks)) < len(ranks):
-        return [], "two engines share this process, and a step of one cannot be told from the other's"
+        raise AmbiguousError("two engines share this process, whose steps cannot be told apart")
     return sorted(found, key=lambda report: report.rank), ""
 
 

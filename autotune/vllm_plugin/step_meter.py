@@ -95,7 +95,12 @@ class StepMeter:
                 taken, self._taken = self._taken, Counter()
                 untold, self._untold = self._untold, 0
             self.unplaced += taken
-            reports, wrong = run_folder.read(os.environ)
+            try:
+                reports, wrong = run_folder.read(os.environ)
+            except run_folder.AmbiguousError as error:
+                info_once(f"no step is counted by route: {error}")
+                self.unplaced.clear()
+                return
             # At the end the workers may be gone first.
             self._reports = reports or self._reports
             if not self._reports:

@@ -150,7 +150,8 @@ def test_reports_pass_through_the_folder(table: RoutingTable) -> None:
         assert run_folder.write(worker(1, layer, pid=2**22 + 1), env) == "", "a process that is gone"
         assert run_folder.read(env) == ([sent], "")
         assert run_folder.write(worker(0, layer, pid=os.getppid()), env) == ""
-        assert "two engines" in run_folder.read(env)[1]
+        with pytest.raises(run_folder.AmbiguousError, match="two engines"):
+            run_folder.read(env)
         (folder / "worker-9-9.json").write_text("{")
         assert "worker-9-9.json cannot be read" in run_folder.read(env)[1]
     finally:

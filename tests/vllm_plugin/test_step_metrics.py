@@ -80,6 +80,7 @@ def test_two_engines_in_one_process_are_not_guessed_apart(inside: Inside) -> Non
     result = inside["counted_two"]
     assert steps(result) == SERVED, "the step that could be either's was counted"
     assert any("two engines share this process" in line for line in result["lines"])
+    assert any(line.endswith("1..4 fused_decode: 2 steps (FULL)") for line in result["lines"])
 
 
 def test_where_vllm_does_not_tell_there_is_no_count_but_a_reason(inside: Inside) -> None:

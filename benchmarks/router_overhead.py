@@ -65,6 +65,7 @@ def kernels(scheme: str, own: bool) -> tuple[Any, Any, Any]:
     plain.apply = base.apply = nothing
     plan = RoutePlan(problem, Outlook("triton", (Entry(1, 16, DeepGemmCandidate()),), ()))
     plan.prove([1], lambda index: "")
+    plan.calls = {}  # as in a worker that serves, which counts each call
     inners = [
         Inner(base.apply, False, base.workspace_shapes, base),
         Inner(nothing, True) if own else Inner(nothing, False, base.workspace_shapes, base),

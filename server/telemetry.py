@@ -11,7 +11,7 @@ from autotune.db.telemetry import TelemetryCount, TelemetryRepository
 from autotune.server.bodies import MalformedBodyError, json_body, read_model
 from autotune.server.state import Shared, requires
 from autotune.vocabulary.problem import Problem
-from autotune.vocabulary.table import Miss
+from autotune.vocabulary.table import Kept, Miss
 
 router = APIRouter(tags=["telemetry"])
 _MOST = 2**53
@@ -25,7 +25,7 @@ class Count(BaseModel):
     problem: Problem
     tokens: int = Field(gt=0, le=_MOST)
     answer: Literal["route", "fallback"]
-    reason: Miss | None = None
+    reason: Miss | Kept | None = None
     revision: int | None = Field(default=None, ge=1, le=_MOST)
     count: int = Field(gt=0, le=_MOST)
 

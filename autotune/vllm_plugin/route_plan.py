@@ -49,6 +49,8 @@ class RoutePlan:
         """The smallest token count at which something is due: what a call compares its own with."""
         self.shapes: dict[tuple[int, ...], Shapes] = {}
         """Workspaces by (M, N, K, topk, local experts), the larger of each over all possible experts."""
+        self.calls: dict[tuple[int, int], int] | None = None
+        """Calls that Python made, by token count and index, once they are counted (`Ledger.ready`)."""
         self.lock = threading.Lock()
 
     def __str__(self) -> str:

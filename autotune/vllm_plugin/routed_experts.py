@@ -149,17 +149,22 @@ def _make(parent: Any) -> type[Any]:
                 if self._quantizes[index]:
                     hidden, scale = self._quantize(hidden_states, self.quant_config)
                 try:
-                    return self._applies[index](
+                    result = self._applies[index](
                         output, hidden, w1, w2, topk_weights, topk_ids, activation, global_num_experts,
                         expert_map, scale, a2_scale, workspace13, workspace2, expert_tokens_meta,
                         apply_router_weight_on_input,
                     )  # fmt: skip
+                    if plan.calls is not None:
+                        plan.calls[tokens, index] = plan.calls.get((tokens, index), 0) + 1
+                    return result
                 except Exception as error:
                     plan.remove(
                         plan.entries[index - 1].backend,
                         f"it failed at {tokens} tokens: {type(error).__name__}: {error}",
                     )
                     hidden, scale = hidden_states, a1q_scale
+            if plan.calls is not None:
+                plan.calls[tokens, BASE] = plan.calls.get((tokens, BASE), 0) + 1
             if self._quantizes[BASE]:
                 hidden, scale = self._quantize(hidden_states, self.quant_config)
             return self._applies[BASE](

@@ -12,6 +12,7 @@ from autotune.vllm_plugin.deployment import Layer
 from autotune.vllm_plugin.features import Context, DeclinedError, Feature
 from autotune.vllm_plugin.inner_experts import FUSED_MOE, Inner, UnavailableError, base_backend, build
 from autotune.vllm_plugin.inner_experts import Layer as InnerLayer
+from autotune.vllm_plugin.ledger import Ledger
 from autotune.vllm_plugin.log import first_time, info_once, warn_once
 from autotune.vllm_plugin.observation import Observation
 from autotune.vllm_plugin.own_experts import takes_up_first
@@ -25,7 +26,7 @@ from autotune.vllm_plugin.surface import require_attribute, require_function, re
 from autotune.vocabulary.candidate import BackendName
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem
-from autotune.vocabulary.table import RoutingTable
+from autotune.vocabulary.table import Miss, RoutingTable
 
 _INIT = ("self", "prepare_finalize", "fused_experts")
 APPLY = (
@@ -53,6 +54,7 @@ class Router(Feature):
         self.plans: dict[tuple[Problem, BackendName, str], RoutePlan] = {}
         """By problem, base backend and table digest; shared by the layers of a shape."""
         self.observation = Observation()
+        self.ledger = Ledger("observe" if context.observe else "route")
 
     def patches(self, module: ModuleType) -> list[Patch]:
         kernel = require_attribute(module, "FusedMoEKernel")
@@ -89,9 +91,11 @@ class Router(Feature):
                 problem = self._problem(fused_experts)
                 if problem is None or first_time(problem, str(refused)):
                     info_once(f"no routing per call for {self._label(fused_experts)}: {refused}")
+                self._note_refusal(fused_experts, str(refused), refused.miss)
             except Exception as error:
                 # While vLLM loads the model: a failure costs speed, never the server.
                 warn_once(f"no routing per call: {type(error).__name__}: {error}")
+                self._note_refusal(fused_experts, f"{type(error).__name__}: {error}")
             original(kernel, prepare_finalize, fused_experts)
 
         return __init__
@@ -104,6 +108,14 @@ class Router(Feature):
 
     def _label(self, experts: Any) -> str:
         return f"{self._problem(experts) or 'a layer'} on {type(experts).__name__}"
+
+    def _note_refusal(self, experts: Any, reason: str, miss: Miss | None = None) -> None:
+        try:
+            problem = self.context.deployment.layer(experts.moe_config).problem()
+            base = base_backend(experts)
+        except Exception:
+            problem = base = None  # counted as a layer without a name
+        self.ledger.refused(str(problem or type(experts).__name__), base or "", reason, miss)
 
     def _routed(self, module: Any, prepare_finalize: Any, experts: Any) -> Any:
         reason = kernel_refusal(module, prepare_finalize, experts)
@@ -134,7 +146,7 @@ class Router(Feature):
             raise RefusedError(refusal or "its shape is not known")
         selection = self.context.client.select(problem, current_checkpoint(scheme))
         if selection.table is None:
-            raise RefusedError(selection.detail)
+            raise RefusedError(selection.detail, selection.miss)
         return selection.table
 
     def _wrap(self, module: Any, layer: InnerLayer, base: BackendName, table: RoutingTable) -> Any:
@@ -148,6 +160,7 @@ class Router(Feature):
             plan = self.plans[key] = self._plan(
                 layer, outlook(table, base, takes_up_first), made, environment
             )
+            self._note_plan(table, plan)
         if not plan.entries:
             left = "; ".join(str(declined) for declined in plan.declined)
             raise RefusedError(left or f"the table's winners all run on {base}, which vLLM chose")
@@ -178,6 +191,11 @@ class Router(Feature):
             info_once(f"{layer.problem}: M in {left}; {found.base} serves it")
         return RoutePlan(layer.problem, Outlook(found.base, tuple(kept), tuple(declined)))
 
+    def _note_plan(self, table: RoutingTable, plan: RoutePlan) -> None:
+        selection = self.context.client.select(table.problem, current_checkpoint(table.problem.scheme))
+        revision = selection.published.revision if selection.published else None
+        self.ledger.routed(table, plan, revision)
+
     def _observe(self, experts: Any, layer: Layer, reason: str) -> None:
         scheme = scheme_of(experts)
         if scheme is not None and not layer.scheme_known:
@@ -186,8 +204,16 @@ class Router(Feature):
         reason = reason or self.refusal(layer) or ("" if problem else "its shape is not known")
         if reason or problem is None or scheme is None:
             self.observation.watch(experts, self._label(experts), lambda tokens: f"not routed: {reason}")
+            self._note_refusal(experts, reason)
             return
         checkpoint, client = current_checkpoint(scheme), self.context.client
+        selection = client.select(problem, checkpoint)
+        if selection.table is None or base is None:
+            detail = selection.detail or "vLLM's choice shares its weights with no other backend"
+            self._note_refusal(experts, detail, selection.miss)
+        else:
+            plan = RoutePlan(problem, outlook(selection.table, base, takes_up_first))
+            self._note_plan(selection.table, plan)
         self.observation.watch(
             experts,
             str(problem),

@@ -8,14 +8,22 @@ from autotune.vllm_plugin.own_experts import takes_up_first
 from autotune.vllm_plugin.route_reach import unreachable
 from autotune.vocabulary.candidate import BackendName
 from autotune.vocabulary.problem import Scheme
-from autotune.vocabulary.table import Decision
+from autotune.vocabulary.table import Decision, Miss
 
 PREPARE = "MoEPrepareAndFinalizeNoDPEPModular"
 """vLLM's prepare step without all-to-all."""
 
 
 class RefusedError(Exception):
-    """A layer's calls are not routed; the message says why."""
+    """A layer's calls are not routed; the message says why.
+
+    Args:
+        miss: the table's answer, if that is the reason.
+    """
+
+    def __init__(self, message: str, miss: Miss | None = None) -> None:
+        super().__init__(message)
+        self.miss = miss
 
 
 def would_do(decision: Decision, base: BackendName | None) -> str:

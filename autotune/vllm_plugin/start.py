@@ -18,9 +18,12 @@ from autotune.vllm_plugin.observer import LayerObserver
 from autotune.vllm_plugin.ranks import Ranks
 from autotune.vllm_plugin.recompiles import Recompiles
 from autotune.vllm_plugin.router import Router
+from autotune.vllm_plugin.run_folder import make_folder
 from autotune.vllm_plugin.static_backend import Fp8Backend, UnquantizedBackend
+from autotune.vllm_plugin.step_metrics import StepMetrics
 from autotune.vllm_plugin.tiles import Tiles
 from autotune.vllm_plugin.warmup import WarmUpKernels
+from autotune.vllm_plugin.worker_counts import WorkerCounts
 from autotune.vocabulary.decide import Query, select_table
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import UsageError
@@ -97,6 +100,10 @@ def start(env: MutableMapping[str, str] | None = None) -> Plugin | None:
     failed = hand_over(snapshot, settings, environ)
     if failed:
         warn_once(f"worker processes read the source themselves: {failed}")
+    if settings.metrics and settings.mode in ("route", "observe") and snapshot.tables:
+        failed = make_folder(environ)
+        if failed:
+            warn_once(f"vLLM's metrics will not show what serves: {failed}")
     return _running
 
 
@@ -123,6 +130,8 @@ def _deciding(context: Context) -> list[Feature]:
     if mode in ("route", "observe"):
         context.router = router = Router(context)
         features.append(router)
+        if context.client.settings.metrics:
+            features += [WorkerCounts(context, router.ledger), StepMetrics(context)]
     if mode == "route":
         features.append(DeepGemmWarmup(context))
     if mode in ("tiles", "route") and context.client.settings.unspecialize:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -34,6 +34,9 @@ class Settings:
         warmup_s: how long a starting vLLM worker may compile what the table can reach, seconds; 0 leaves
             every variant to its first use (`AUTOTUNE_WARMUP_SECONDS`).
         cache: folder of last known good tables (`AUTOTUNE_CACHE`).
+        metrics: count in vLLM which route serves each step, for its /metrics (`AUTOTUNE_METRICS`, 0 or 1).
+        telemetry: send these counts to the service at `url` (`AUTOTUNE_TELEMETRY`, 0 or 1).
+        telemetry_token: what the service asks for that (`AUTOTUNE_TELEMETRY_TOKEN`).
     """
 
     db: str = DEFAULT_DB
@@ -47,6 +50,9 @@ class Settings:
     unspecialize: bool = False
     warmup_s: float = 120.0
     cache: Path = Path("~/.cache/moe-autotune")
+    metrics: bool = True
+    telemetry: bool = False
+    telemetry_token: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -83,6 +89,9 @@ class Settings:
             unspecialize=_switch("AUTOTUNE_UNSPECIALIZE", get("UNSPECIALIZE"), cls.unspecialize),
             warmup_s=_seconds_or_none("AUTOTUNE_WARMUP_SECONDS", get("WARMUP_SECONDS"), cls.warmup_s),
             cache=_cache(cache, explicit=bool(get("CACHE"))),
+            metrics=_switch("AUTOTUNE_METRICS", get("METRICS"), cls.metrics),
+            telemetry=_switch("AUTOTUNE_TELEMETRY", get("TELEMETRY"), cls.telemetry),
+            telemetry_token=get("TELEMETRY_TOKEN"),
         )
 
 

@@ -45,6 +45,19 @@ class Miss(StrEnum):
     DISABLED = "disabled"
 
 
+class Kept(StrEnum):
+    """Why a serving process runs vLLM's choice where its table has a winner, or has no table to ask."""
+
+    DECLINED = "declined"
+    """The winner cannot run on the weights as vLLM prepared them."""
+    REMOVED = "removed"
+    """The winner failed its probe, or a call."""
+    NOT_TRIED = "not_tried"
+    """No call of that size has come before, so the winner has not been probed."""
+    NOT_ROUTED = "not_routed"
+    """The layer's calls cannot be routed, as the log says."""
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -310,6 +310,16 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     )  # fmt: skip
     for what in ("init", "apply", "prepare", "warmup"):
         add(f"changed_{what}", "changed_kernel@router_scenarios", one, what=what)
+    # Counts.
+    for name, mode in (("counted", "route"), ("counted_observe", "observe")):
+        quick = {"AUTOTUNE_MODE": mode, "AUTOTUNE_WARMUP_SECONDS": "0"}
+        add(name, "counted@metrics_scenarios", small, quick, log=str(folder / f"{name}.log"))
+    off = {"AUTOTUNE_WARMUP_SECONDS": "0"}
+    add("counted_two", "counted@metrics_scenarios", small, off, log=str(folder / "two.log"), twice=True)
+    add("untold", "untold@metrics_scenarios", small, off)
+    add("counts_off", "state@router_scenarios", small, {"AUTOTUNE_METRICS": "0"})
+    for what in ("record", "stat", "worker"):
+        add(f"counts_changed_{what}", "changed@metrics_scenarios", one, what=what)
     # Services.
     body = encode_tables([make_published(main, revision=7)])
     good, failing, cut, lying = Script(), Script(status=500, body=b"no"), Script(), Script()

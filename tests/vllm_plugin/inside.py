@@ -28,6 +28,7 @@ def main() -> None:
     for name in ("config", "fused_moe", "oracle.fp8", "oracle.unquantized", *ROUTED):
         importlib.import_module(f"{scenarios.FM}.{name}")
     importlib.import_module("vllm.v1.worker.gpu_worker")
+    importlib.import_module("vllm.v1.metrics.loggers")
     importlib.import_module("vllm.model_executor.warmup.deep_gemm_warmup")
     scenarios.fake_h200()
     for scenario in spec["scenarios"]:

@@ -33,7 +33,18 @@ def test_the_config_has_vllms_keys_only_and_is_quick(inside: Inside) -> None:
 def test_all_features_apply_and_come_off_again(inside: Inside) -> None:
     result = inside["tiles"]
     assert {name: state for name, (state, _) in result["features"].items()} == dict.fromkeys(
-        ("layers", "static-fp8", "static-bf16", "tiles", "router", "deep-gemm-warmup", "warmup", "ranks"),
+        (
+            "layers",
+            "static-fp8",
+            "static-bf16",
+            "tiles",
+            "router",
+            "counts",
+            "metrics",
+            "deep-gemm-warmup",
+            "warmup",
+            "ranks",
+        ),
         "applied",
     )
     assert result["restored"]
@@ -65,8 +76,8 @@ def test_it_waits_for_vllm_to_import_its_kernels(inside: Inside) -> None:
     result = inside["after_import"]
     assert not result["imported"], "the plugin itself imported vLLM's kernels"
     assert {state for state, _ in result["before"].values()} == {"waiting"}
-    # vLLM's worker, which both of these change, is not imported here.
-    for name in ("warmup", "ranks"):
+    # vLLM's worker and loggers are not imported here.
+    for name in ("warmup", "counts", "metrics", "ranks"):
         assert result["after"].pop(name)[0] == "waiting"
     assert {state for state, _ in result["after"].values()} == {"applied"}
     assert result["tiles"]["8"] == ON

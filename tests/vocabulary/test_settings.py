@@ -36,6 +36,9 @@ def test_everything_can_be_set() -> None:
             "AUTOTUNE_CONCURRENCY": "32",
             "AUTOTUNE_WARMUP_SECONDS": "30",
             "AUTOTUNE_CACHE": "/var/cache/autotune",
+            "AUTOTUNE_METRICS": "0",
+            "AUTOTUNE_TELEMETRY": "1",
+            "AUTOTUNE_TELEMETRY_TOKEN": "abc",
             "OTHER": "ignored",
         }
     )
@@ -50,6 +53,9 @@ def test_everything_can_be_set() -> None:
         concurrency=32,
         warmup_s=30.0,
         cache=Path("/var/cache/autotune"),
+        metrics=False,
+        telemetry=True,
+        telemetry_token="abc",
     )
 
 

@@ -22,10 +22,14 @@ def starter_table(scheme: str) -> Path:
     Raises:
         UnknownNameError: if there is none.
     """
-    if scheme not in {str(known) for known in MODEL_NAMES}:
-        raise UnknownNameError("scheme", scheme, map(str, MODEL_NAMES))
-    name = MODEL_NAMES[Scheme(scheme)]
+    name = MODEL_NAMES[_scheme(scheme)]
     return Path(str(resources.files("autotune") / "data" / "tables" / f"nvidia_h200-{name}.json"))
+
+
+def _scheme(text: str) -> Scheme:
+    if text not in {str(known) for known in MODEL_NAMES}:
+        raise UnknownNameError("scheme", text, map(str, MODEL_NAMES))
+    return Scheme(text)
 
 
 def read_plan(file: Path) -> Plan:
@@ -67,7 +71,7 @@ def make_plan(
     """
     from autotune.cli.problems import parse_numbers
 
-    chosen = named_arms([name.strip() for name in arms.split(",")], Scheme(scheme))
+    chosen = named_arms([name.strip() for name in arms.split(",")], _scheme(scheme))
     common, chosen = _with_environment(chosen, env)
     counts = parse_numbers("--concurrency", concurrency, most=4096)
     shortest, longest = _range(prompts)

@@ -64,6 +64,9 @@ def bench_arguments(point: Point, model: Path, port: int, seed: int, ahead: int 
     return [*(str(word) for option in options.items() for word in option), "--ignore-eos", "--disable-tqdm"]
 
 
+_DYING_S = 2.0
+
+
 class BenchClient:
     """The client process. `measure` runs one point; see `client`."""
 
@@ -74,6 +77,16 @@ class BenchClient:
         self._selector = selectors.DefaultSelector()
         self._selector.register(process.stdout, selectors.EVENT_READ)
         self._ready = False
+
+    def wait_ready(self, alive: Callable[[], None], limit_s: float) -> None:
+        """Return when the process has imported vLLM.
+
+        Raises:
+            AutotuneError: if it ends or the time is up.
+        """
+        if not self._ready:
+            self._answer(alive, limit_s)
+            self._ready = True
 
     def measure(
         self, arguments: list[str], point: Point, alive: Callable[[], None], limit_s: float
@@ -87,16 +100,19 @@ class BenchClient:
             AutotuneError: if the client fails, the time is up, or fewer requests or tokens came back than
                 were asked for: such a result is no figure.
         """
-        if not self._ready:
-            self._answer(alive, limit_s)
-            self._ready = True
+        self.wait_ready(alive, limit_s)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
         self._process.stdin.flush()
         result = self._answer(alive, limit_s)
+        complete = result.get("completed") == point.requests
+        if not complete:
+            # A server that died is the better reason, and may take a moment to be seen as dead.
+            time.sleep(_DYING_S)
+            alive()
         if "error" in result:
             raise AutotuneError(f"The benchmark failed: {result['error']}.", f"Read {self._log}.")
-        if result["completed"] != point.requests:
+        if not complete:
             raise AutotuneError(
                 f"{result['completed']} of {point.requests} requests completed at {point}.",
                 f"Read the server's log and {self._log}.",

@@ -49,6 +49,7 @@ class Host:
         table: file of the routing table, or None if no arm uses one.
         port: the first arm's; the others and the service take the next ones.
         start_limit_s: seconds for one server to get ready.
+        keep_starts: store what each start took.
     """
 
     plan: Plan
@@ -59,6 +60,7 @@ class Host:
     port: int
     start_limit_s: float
     tell: Callable[[str], None]
+    keep_starts: bool = True
     running: dict[str, Hosted] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -127,7 +129,8 @@ class Host:
             memory=logs.memory(text),
             lines=logs.kept_lines(text),
         )
-        self.folder.save_start(record)
+        if self.keep_starts:
+            self.folder.save_start(record)
         self.tell(f"{arm.name} is ready after {ready_s:.0f} s{'' if alone else ', beside others'}")
         hosted = self.running[arm.name] = Hosted(server, record, log.stat().st_size)
         return hosted

@@ -16,7 +16,7 @@ from autotune.lab.model import MODEL_NAMES, write_model
 from autotune.lab.outputs import Greedy, collect
 from autotune.lab.plan import Arm, Plan, Point
 from autotune.lab.results import Folder, Result
-from autotune.lab.tables import read_table
+from autotune.lab.tables import read_table, restricted
 from autotune.vocabulary.errors import UsageError
 
 Task = tuple[int, Point, Arm]
@@ -86,6 +86,8 @@ def greedy_outputs(
     with folder.locked():
         place = _ready_place(folder, tell)
         with _host(alone, folder, options, place, tell) as host:
+            # They differ in what memory they get from those that are measured.
+            host.keep_starts = False
             return collect(host, alone.arms, prompts, tokens, tell)
 
 
@@ -93,8 +95,16 @@ def _check(plan: Plan, options: Options) -> None:
     for arm in plan.arms:
         if arm.table is not None and options.table is None:
             raise UsageError(f"Arm {arm.name} needs a routing table.", "Give one with --table.")
-    if options.table is not None and plan.table != read_table(options.table).digest:
-        raise UsageError(f"{options.table} is not the plan's table.", "Give the one that it was made with.")
+    if options.table is not None:
+        table = read_table(options.table)
+        if plan.table != table.digest:
+            raise UsageError(
+                f"{options.table} is not the plan's table.", "Give the one that it was made with."
+            )
+        for arm in plan.arms:
+            if arm.table is not None and arm.table != "published":
+                # Before any server starts: an arm may have nothing to show with this table.
+                restricted(table, arm.table)
     if plan.scheme not in MODEL_NAMES:
         raise UsageError(f"There is no model for {plan.scheme}.", f"Known: {', '.join(MODEL_NAMES)}.")
 
@@ -153,7 +163,10 @@ class _Run:
 
     def measure(self, tasks: list[Task]) -> None:
         begun = time.monotonic()
-        if self.plan.servers == "together":
+        if self.plan.servers == "one at a time":
+            # Its import would compete with the first server's start, which is measured.
+            self.bench.wait_ready(lambda: None, self.options.start_limit_s)
+        else:
             for arm in self.plan.arms:
                 self.host.ready(arm)
         for number, (round_, point, arm) in enumerate(tasks, 1):

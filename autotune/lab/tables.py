@@ -59,7 +59,8 @@ def restricted(table: RoutingTable, to: Restriction) -> RoutingTable:
             f"The table of {table.problem} has no winning route for the arm {to!r}.",
             "Leave the arm out, or sweep again for a table that has one.",
         )
-    return RoutingTable(**{**dict(table), "routes": routes})
+    fields = {name: getattr(table, name) for name in RoutingTable.model_fields}
+    return RoutingTable.model_validate({**fields, "routes": routes})
 
 
 def _decided(route: Route, allowed: Allowed, margin: float) -> Route:

@@ -17,16 +17,15 @@ from autotune.lab.client import FIGURES, bench_arguments, client
 from autotune.lab.plan import Point
 from autotune.lab.servers import refuse_taken
 from autotune.vocabulary.errors import AutotuneError, ConflictError
+from tests.lab.labs import vllm_path
+from tests.lab.stand_in import Words
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "lab"))
-
-import stand_in  # noqa: E402
 
 
 @pytest.fixture
 def words() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), stand_in.Words)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Words)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_port
     server.shutdown()
@@ -39,15 +38,6 @@ def test_a_port_that_is_taken_is_refused(words: int) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     refuse_taken(port)
-
-
-def vllm_path() -> str:
-    """Import paths of vLLM's real source and of what it needs; skips where they were not fetched."""
-    sources = ROOT / ".cache" / "vllm"
-    needs = sources / f"deps-cp{sys.version_info.major}{sys.version_info.minor}"
-    if not (sources / "0.25.1").is_dir() or not needs.is_dir():
-        pytest.skip("the sources of vLLM were not fetched (make sources)")
-    return os.pathsep.join(map(str, (ROOT, sources / "0.25.1", needs)))
 
 
 def test_vllms_client_runs_all_points(words: int, tmp_path: Path) -> None:

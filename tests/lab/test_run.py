@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Lab, stand_in_plan  # type: ignore[import-not-found]
 
 from autotune.lab.children import stop_leftovers
 from autotune.lab.results import Folder
+from tests.lab.labs import Lab, stand_in_plan
 
-EQUAL = {"STAND_IN_MS": "6"}
-FASTER = {"STAND_IN_MS": "5"}
+EQUAL = {"STAND_IN_MS": "9"}
+FASTER = {"STAND_IN_MS": "7.5"}
 """A fifth more tokens a second."""
 
 
@@ -73,14 +73,14 @@ def test_a_killed_run_goes_on_and_measures_nothing_twice(model: Path, tmp_path: 
     by_metric = {(c["metric"], c["concurrency"]): c for c in report["comparisons"]}
     for concurrency in (1, 2):
         tokens = by_metric["output_throughput", concurrency]
-        assert tokens["ratio"] == pytest.approx(1.2, rel=0.03)
-        assert tokens["low"] > 1.1
+        assert tokens["ratio"] == pytest.approx(1.2, rel=0.05)
+        assert tokens["low"] > 1.08
         assert tokens["outcome"] == "better"
         end = by_metric["p50_e2el_ms", concurrency]
-        assert end["ratio"] == pytest.approx(1 / 1.2, rel=0.03)
-        assert end["high"] < 0.92
+        assert end["ratio"] == pytest.approx(1 / 1.2, rel=0.05)
+        assert end["high"] < 0.94
         assert end["outcome"] == "better"
-        assert end["reference"] == pytest.approx(20 * 6, rel=0.05)
+        assert end["reference"] == pytest.approx(20 * 9, rel=0.15)
     assert "<svg" in (tmp_path / "lab.svg").read_text()
     text = lab.do("report")
     assert "better in output tokens/s" in text
@@ -127,7 +127,7 @@ def test_a_pair_begun_elsewhere_is_measured_again_whole(model: Path, tmp_path: P
 
 
 def test_equal_servers_are_no_difference(model: Path, tmp_path: Path) -> None:
-    lab = Lab(tmp_path, model, stand_in_plan(EQUAL, EQUAL, rounds=5))
+    lab = Lab(tmp_path, model, stand_in_plan(EQUAL, EQUAL))
     lab.do("run")
     report = json.loads(lab.do("report", "--json", "--margin", "0.02"))
     outcomes = {

@@ -108,9 +108,8 @@ def make_plan(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise UsageError(
-            f"This is no plan: {where + ': ' if where else ''}{first['msg']}.", "See --help."
-        ) from error
+        what = first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"This is no plan: {where + ': ' if where else ''}{what}.", "See --help.") from error
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -19,6 +19,10 @@ def report(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Also draw each metric by concurrency: .svg, .png or .pdf.")
     ] = None,
+    cold: Annotated[
+        Path | None,
+        typer.Option("--cold", help="A --cache cold experiment, to set its first token p95 beside FOLDER's."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare each arm with its reference: ratio, interval and verdict by point and metric.
@@ -31,7 +35,9 @@ def report(
     Example: autotune lab report bench-results/lab-fp8_tensor --plot serving.svg
     """
     import json
+    from dataclasses import asdict
 
+    from autotune.lab.cold import cold_over_warm
     from autotune.lab.report import make_report
     from autotune.lab.results import Folder
 
@@ -41,10 +47,16 @@ def report(
 
         draw(found, plot)
         typer.echo(f"{plot}: plan {found.plan.digest[:12]}", err=True)
+    beside = cold_over_warm(Folder(folder), Folder(cold)) if cold is not None else []
     if as_json:
-        typer.echo(json.dumps(found.to_json_data(), indent=2))
-    else:
-        _print(found)
+        data = found.to_json_data() | {"cold_over_warm": [asdict(row) for row in beside]}
+        typer.echo(json.dumps(data, indent=2))
+        return
+    _print(found)
+    if beside:
+        typer.echo("\ncold caches")
+    for row in beside:
+        typer.echo(f"  {row}")
 
 
 def _print(found: Report) -> None:

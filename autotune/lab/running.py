@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from autotune.lab import logs
@@ -17,7 +18,7 @@ from autotune.lab.outputs import Greedy, collect
 from autotune.lab.plan import Arm, Plan, Point
 from autotune.lab.results import Folder, Result
 from autotune.lab.tables import read_table, restricted
-from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.errors import MissingDependencyError, UsageError
 
 Task = tuple[int, Point, Arm]
 
@@ -49,9 +50,14 @@ def run_plan(plan: Plan, folder: Folder, options: Options, tell: Callable[[str],
 
     Raises:
         ConflictError: for a folder or port that is taken.
+        MissingDependencyError: without vLLM, whose client drives the servers.
         AutotuneError: if a server or a measurement fails. What is finished stays.
     """
     _check(plan, options)
+    if find_spec("vllm") is None:
+        raise MissingDependencyError(
+            "vLLM is not installed here.", "Run this with the Python of vLLM's environment."
+        )
     with folder.locked():
         folder.open(plan)
         place = _ready_place(folder, tell)

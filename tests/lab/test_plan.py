@@ -11,11 +11,13 @@ from pydantic import ValidationError
 from autotune.cli.lab_plan import make_plan, starter_table
 from autotune.lab.arms import known_arms, named_arms
 from autotune.lab.client import bench_arguments
+from autotune.lab.cold import cold_over_warm
 from autotune.lab.logs import compiles, kept_lines, memory
 from autotune.lab.machine import Place
 from autotune.lab.plan import Plan, Point, Restriction
 from autotune.lab.report import METRICS, Outcome, compare
-from autotune.lab.results import Pair, Result
+from autotune.lab.results import Folder, Pair, Result
+from autotune.lab.running import missing
 from autotune.lab.tables import read_table, restricted, vllm_swaps, write_table
 from autotune.vllm_plugin.tile_choice import covered
 from autotune.vocabulary.candidate import TritonCandidate
@@ -173,6 +175,19 @@ def test_every_arm_goes_first_in_turn() -> None:
     assert {arm.name for arm in plan.order(4)} == {"stock", "all", "static"}
 
 
+def test_servers_that_start_one_at_a_time_serve_a_round_each(tmp_path: Path) -> None:
+    plan = stand_in_plan(servers="one at a time")
+    tasks = missing(plan, Folder(tmp_path), Place(boot="b", gpus=(), versions={}))
+    named = [(round_, arm.name) for round_, _, arm in tasks]
+    assert named == [
+        (0, "stock"), (0, "stock"), (0, "fast"), (0, "fast"),
+        (1, "fast"), (1, "fast"), (1, "stock"), (1, "stock"),
+        (2, "stock"), (2, "stock"), (2, "fast"), (2, "fast"),
+    ]  # fmt: skip
+    together = missing(stand_in_plan(), Folder(tmp_path), Place(boot="b", gpus=(), versions={}))
+    assert [arm.name for _, _, arm in together[:4]] == ["stock", "fast", "fast", "stock"]
+
+
 def test_prompts_stay_in_their_range() -> None:
     words = bench_arguments(POINT, Path("/m"), 1, seed=7)
     options = dict(zip(words[:-2:2], words[1:-2:2], strict=True))
@@ -247,3 +262,30 @@ def test_a_verdict_needs_rounds_and_an_interval_beyond_the_margin(
         # With three rounds the bounds are the range itself.
         if len(ratios) == 3:
             assert (found.low, found.high) == pytest.approx((min(ratios), max(ratios)), rel=1e-4)
+
+
+def test_cold_stands_beside_warm(tmp_path: Path) -> None:
+    plans = {
+        "warm": stand_in_plan(),
+        "cold": stand_in_plan(cache="cold", servers="one at a time"),
+    }
+    folders = {state: Folder(tmp_path / state) for state in plans}
+    for state, values in (("warm", [100.0, 110.0, 105.0]), ("cold", [120.0, 210.0, 126.0])):
+        folders[state].open(plans[state])
+        if state == "cold":
+            with pytest.raises(UsageError, match="no arm and point in common"):
+                cold_over_warm(folders["warm"], folders["cold"])
+        point = plans[state].points[0]
+        for number, value in enumerate(values):
+            for arm in plans[state].arms:
+                result = Result(
+                    plan=plans[state].digest, round=number, point=point.name, arm=arm.name,
+                    place=Place(boot="b", gpus=(), versions={}), start="x", figures={"p95_ttft_ms": value},
+                    compiles=(), compiles_since_ready=0, lines=(),
+                )  # fmt: skip
+                folders[state].save(result, point, arm)
+    stock, fast = cold_over_warm(folders["warm"], folders["cold"])
+    assert (stock.arm, fast.arm, stock.warm_ms, stock.cold_ms) == ("stock", "fast", 105.0, 126.0)
+    assert (stock.ratio, stock.lowest, stock.highest) == pytest.approx((1.2, 120 / 105, 2.0))
+    with pytest.raises(UsageError, match="must be warm"):
+        cold_over_warm(folders["cold"], folders["warm"])

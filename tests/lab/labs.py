@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
-def vllm_path() -> str:
+def vllm_path(version: str = "0.25.1") -> str:
     """Import paths of vLLM's real source and of what it needs; skips where they were not fetched."""
     sources = ROOT / ".cache" / "vllm"
     needs = sources / f"deps-cp{sys.version_info.major}{sys.version_info.minor}"
-    if not (sources / "0.25.1").is_dir() or not needs.is_dir():
+    if not (sources / version).is_dir() or not needs.is_dir():
         pytest.skip("the sources of vLLM were not fetched (make sources)")
-    return os.pathsep.join(map(str, (ROOT, sources / "0.25.1", needs)))
+    return os.pathsep.join(map(str, (ROOT, sources / version, needs)))
 
 
 def free_ports(count: int) -> int:

@@ -7,6 +7,7 @@ TRITON_VERSION ?= 3.6.0
 TORCH_PIP_ARGS ?=
 SWEEP_ARGS ?=
 BENCH_ARGS ?=
+BENCH_SCHEMES ?= fp8_tensor fp8_block128
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VLLM_VERSIONS ?= 0.25.1 0.33.0
 
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test lint test-gpu bench-serve bench-kernels bench-decode bench-recompiles setup-run setup-test sources
+.PHONY: help sweep test lint test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-recompiles setup-run setup-test sources
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -41,7 +42,14 @@ test-gpu: setup-test ## run the tests that need a CUDA GPU
 	@$(BIN)/python -m pytest -m gpu -n 0
 
 bench-serve: ## with a CUDA GPU and vLLM in PYTHON: serve with and without the plugin, and compare
-	@$(PYTHON) benchmarks/serve_with_plugin.py --out bench-results $(BENCH_ARGS)
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/serve_with_plugin.py --out bench-results $(BENCH_ARGS)
+
+bench-vllm: ## with a CUDA GPU and vLLM in PYTHON: stock vLLM against the plugin, in turns and rounds, both schemes
+	@set -e; export PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}"; for scheme in $(BENCH_SCHEMES); do \
+		echo "==> autotune lab run --scheme $$scheme $(BENCH_ARGS)" >&2; \
+		$(PYTHON) -m autotune lab run --scheme $$scheme --out bench-results/lab-$$scheme $(BENCH_ARGS); \
+		$(PYTHON) -m autotune lab report bench-results/lab-$$scheme; \
+	done
 
 bench-kernels: ## with a CUDA GPU and vLLM in PYTHON: every backend by token count, with floors
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/kernels.py --out bench-results $(BENCH_ARGS)

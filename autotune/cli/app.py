@@ -46,6 +46,7 @@ def _register() -> None:
     from autotune.cli import (
         database,
         jit,
+        lab,
         models,
         plotting,
         publishing,
@@ -55,7 +56,7 @@ def _register() -> None:
         vllm_tools,
     )
 
-    for module in (sweeping, routing, plotting, publishing, serving, vllm_tools, jit, models, database):
+    for module in (sweeping, routing, plotting, publishing, serving, vllm_tools, lab, jit, models, database):
         module.add_to(app)
 
 

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from autotune.lab.client import FIGURES, bench_arguments, client
+from autotune.lab.plan import Point
+from autotune.lab.servers import refuse_taken
+from autotune.vocabulary.errors import AutotuneError, ConflictError
+from tests.lab.labs import vllm_path
+from tests.lab.stand_in import Words
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-
-class Words(BaseHTTPRequestHandler):
-    """Health, and completions of as many words as are asked for; the first of them takes 20 ms."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        time.sleep(0.02)
-        for n in range(asked["max_tokens"]):
-            piece = {"choices": [{"text": f"w{n} ", "finish_reason": None}]}
-            self.wfile.write(f"data: {json.dumps(piece)}\n\n".encode())
-        usage = {"choices": [], "usage": {"completion_tokens": asked["max_tokens"]}}
-        self.wfile.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
-        self.close_connection = True
 
 
 @pytest.fixture
@@ -56,50 +32,40 @@ def words() -> Iterator[int]:
 
 
 def test_a_port_that_is_taken_is_refused(words: int) -> None:
-    import serve_with_plugin
-
-    with pytest.raises(RuntimeError, match=f"port {words} is taken"):
-        serve_with_plugin.refuse_taken(words)
+    with pytest.raises(ConflictError, match=f"Port {words} is taken"):
+        refuse_taken(words)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    serve_with_plugin.refuse_taken(port)
-
-
-def vllm_path() -> str:
-    """Import paths of vLLM's real source and of what it needs; skips where they were not fetched."""
-    sources = ROOT / ".cache" / "vllm"
-    needs = sources / f"deps-cp{sys.version_info.major}{sys.version_info.minor}"
-    if not (sources / "0.25.1").is_dir() or not needs.is_dir():
-        pytest.skip("the sources of vLLM were not fetched (make sources)")
-    return os.pathsep.join(map(str, (ROOT, sources / "0.25.1", needs)))
+    refuse_taken(port)
 
 
 def test_vllms_client_runs_all_points(words: int, tmp_path: Path) -> None:
-    import argparse
-
-    import serve_with_plugin
-
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": vllm_path()}
     model = tmp_path / "model"
-    make = "import pathlib, sys, serve_with_plugin as s; s.write_model(pathlib.Path(sys.argv[1]), 'fp8_tensor', 2)"  # noqa: E501
-    subprocess.run(
-        [sys.executable, "-c", make, str(model)], cwd=ROOT / "benchmarks", env=env, check=True, timeout=100
-    )
-    args = argparse.Namespace(port=words, input=16, output=4, rounds=2)
-    targets = {c: tmp_path / f"c{c}.json" for c in (1, 3)}
-    points = [serve_with_plugin.bench_arguments(args, model, c, target) for c, target in targets.items()]
-    plan = tmp_path / "points.json"
-    plan.write_text(
-        json.dumps({"health": f"http://127.0.0.1:{words}/health", "limit_s": 10, "points": points})
-    )
+    make = "import pathlib, sys, autotune.lab.model as m; m.write_model(pathlib.Path(sys.argv[1]), 'fp8_tensor', 2)"  # noqa: E501
+    subprocess.run([sys.executable, "-c", make, str(model)], env=env, check=True, timeout=100)
+    with client(tmp_path / "client.log", env) as bench:
+        for concurrency in (1, 3):
+            point = Point(concurrency=concurrency, shortest=8, longest=24, output=4, requests=2 * concurrency)
+            kept = bench.measure(bench_arguments(point, model, words, seed=1), point, lambda: None, 200)
+            assert set(kept) == set(FIGURES)
+            assert kept["p50_ttft_ms"] >= 4
+            assert kept["total_output_tokens"] == 8 * concurrency
+            assert 8 * 2 * concurrency <= kept["total_input_tokens"] <= 24 * 2 * concurrency
+        # A point that fails is told as such, and the next one runs.
+        closed = bench_arguments(point, model, words, seed=1)
+        closed[closed.index("--random-output-len") + 1] = "not a number"
+        with pytest.raises(AutotuneError, match="The benchmark failed"):
+            bench.measure(closed, point, lambda: None, 200)
+        assert bench.measure(bench_arguments(point, model, words, seed=2), point, lambda: None, 200)
+
+
+def test_the_benchmark_says_what_it_takes() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "bench_points.py"), str(plan)],
-        env=env, capture_output=True, text=True, timeout=200,
+        [sys.executable, str(ROOT / "benchmarks" / "serve_with_plugin.py"), "--help"],
+        env=env, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    for concurrency, target in targets.items():
-        kept = json.loads(target.read_text())
-        assert kept["completed"] == 2 * concurrency
-        assert kept["median_ttft_ms"] >= 20
-        assert set(serve_with_plugin.METRICS) <= set(kept)
+    assert done.returncode == 0, done.stderr
+    assert "--scheme" in done.stdout

@@ -1,0 +1,74 @@
+"""`autotune lab outputs`: greedy outputs of the arms of an experiment against their references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def outputs(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of an experiment; `autotune lab run --out` made it.")
+    ],
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="How many prompts.")] = 16,
+    shortest: Annotated[int, typer.Option("--shortest", min=1, help="Fewest words of a prompt.")] = 32,
+    longest: Annotated[int, typer.Option("--longest", min=1, help="Most words of a prompt.")] = 1024,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="New tokens of each.")] = 64,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", help="Largest difference of log probability, nats. Default: 0.1."),
+    ] = 0.1,
+    table: Annotated[
+        Path | None, typer.Option("--table", help="The plan's routing table. Default: the starter table.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=1, max=65000, help="The first server's.")] = 8123,
+    start_limit: Annotated[
+        float, typer.Option("--start-limit", min=1, help="Seconds for a server to get ready.")
+    ] = 1200.0,
+    model: Annotated[
+        Path | None, typer.Option("--model-folder", help="As given to `autotune lab run`.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask every arm for the same greedy completions and compare them with its reference's.
+
+    Counts the tokens that differ. Before the first of them both servers have read the same text, so there the
+    log probabilities of the chosen tokens must agree within the tolerance; after it they read different
+    texts. Exit code 1 if the tolerance is passed. The comparison is also kept in FOLDER/outputs.json.
+
+    Example: autotune lab outputs bench-results/lab-fp8_tensor
+    """
+    import json
+    import signal
+    import sys
+
+    from autotune.cli.lab_plan import starter_table
+    from autotune.lab.outputs import compare, make_prompts
+    from autotune.lab.results import Folder, write_json
+    from autotune.lab.running import Options, greedy_outputs
+    from autotune.vocabulary.errors import UsageError
+
+    if shortest > longest:
+        raise UsageError(f"--shortest {shortest} is above --longest {longest}.", "See --help.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    kept = Folder(folder.resolve())
+    plan = kept.plan()
+    file = table or (starter_table(plan.scheme) if plan.table else None)
+    options = Options(port, start_limit, table=file, model=model.resolve() if model else None)
+    asked = make_prompts(prompts, shortest, longest, plan.seed)
+    found = greedy_outputs(plan, kept, options, asked, tokens, lambda text: typer.echo(text, err=True))
+    compared = [
+        compare(arm.name, arm.against, found[arm.name], found[arm.against], tolerance)
+        for arm in plan.arms
+        if arm.against is not None
+    ]
+    data = [difference.to_json_data() for difference in compared]
+    write_json(kept.path / "outputs.json", data)
+    for difference in compared:
+        typer.echo(str(difference), err=as_json)
+    if as_json:
+        typer.echo(json.dumps(data, indent=2))
+    if not all(difference.within for difference in compared):
+        raise typer.Exit(1)

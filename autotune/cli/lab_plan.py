@@ -1,0 +1,136 @@
+"""From the options of `autotune lab run` to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from autotune.lab.arms import named_arms
+from autotune.lab.hosting import VLLM_SERVE
+from autotune.lab.model import MODEL_NAMES
+from autotune.lab.plan import Arm, Plan, Point
+from autotune.vocabulary.errors import UnknownNameError, UsageError
+from autotune.vocabulary.problem import Scheme
+
+
+def starter_table(scheme: str) -> Path:
+    """The starter table of the H200 for a scheme.
+
+    Raises:
+        UnknownNameError: if there is none.
+    """
+    name = MODEL_NAMES[_scheme(scheme)]
+    return Path(str(resources.files("autotune") / "data" / "tables" / f"nvidia_h200-{name}.json"))
+
+
+def _scheme(text: str) -> Scheme:
+    if text not in {str(known) for known in MODEL_NAMES}:
+        raise UnknownNameError("scheme", text, map(str, MODEL_NAMES))
+    return Scheme(text)
+
+
+def read_plan(file: Path) -> Plan:
+    """A plan from a JSON file.
+
+    Raises:
+        UsageError: if it cannot be read or is none.
+    """
+    try:
+        return Plan.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UsageError(
+            f"{file} is no plan: {error}", "`autotune lab run --out X --show` prints one."
+        ) from error
+
+
+def make_plan(
+    *,
+    scheme: str,
+    layers: int,
+    arms: str,
+    concurrency: str,
+    prompts: str,
+    output: int,
+    requests: int | None,
+    rounds: int,
+    seed: int,
+    servers: str | None,
+    cache: str,
+    gpu_memory: float,
+    env: Sequence[str],
+    serve_args: Sequence[str],
+    table: str,
+) -> Plan:
+    """The plan that the options of the command describe.
+
+    Raises:
+        UsageError: for an option that does not fit, naming it.
+    """
+    from autotune.cli.problems import parse_numbers
+
+    chosen = named_arms([name.strip() for name in arms.split(",")], _scheme(scheme))
+    common, chosen = _with_environment(chosen, env)
+    counts = parse_numbers("--concurrency", concurrency, most=4096)
+    shortest, longest = _range(prompts)
+    kinds = {"together": "together", "one": "one at a time", "one at a time": "one at a time"}
+    if servers is None:
+        servers = "together" if len(chosen) == 2 and cache == "warm" else "one"
+    if servers not in kinds:
+        raise UnknownNameError("--servers", servers, ("together", "one"))
+    points = [
+        {
+            "concurrency": count,
+            "shortest": shortest,
+            "longest": longest,
+            "output": output,
+            "requests": requests or max(12, 4 * count),
+        }
+        for count in counts
+    ]
+    try:
+        return Plan(
+            scheme=Scheme(scheme),
+            layers=layers,
+            arms=chosen,
+            points=tuple(Point.model_validate(point) for point in points),
+            rounds=rounds,
+            seed=seed,
+            servers=kinds[servers],
+            cache=cache,
+            gpu_memory=gpu_memory,
+            env=common,
+            server=(*VLLM_SERVE, *serve_args) if serve_args else (),
+            table=table if any(arm.table for arm in chosen) else "",
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        what = first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"This is no plan: {where + ': ' if where else ''}{what}.", "See --help.") from error
+
+
+def _range(text: str) -> tuple[int, int]:
+    shortest, _, longest = text.partition(":")
+    try:
+        return int(shortest), int(longest or shortest)
+    except ValueError as error:
+        raise UsageError(
+            f"--prompts takes SHORTEST:LONGEST or one number, not {text!r}.", "Such as 128:4096."
+        ) from error
+
+
+def _with_environment(arms: tuple[Arm, ...], given: Sequence[str]) -> tuple[dict[str, str], tuple[Arm, ...]]:
+    common: dict[str, str] = {}
+    of_arm: dict[str, dict[str, str]] = {arm.name: {} for arm in arms}
+    for text in given:
+        name, equals, value = text.partition("=")
+        arm, colon, variable = name.rpartition(":")
+        if not equals or not variable:
+            raise UsageError(f"--env takes NAME=VALUE or ARM:NAME=VALUE, not {text!r}.", "See --help.")
+        if colon and arm not in of_arm:
+            raise UnknownNameError("arm", arm, of_arm)
+        (of_arm[arm] if colon else common)[variable] = value
+    return common, tuple(arm.model_copy(update={"env": {**arm.env, **of_arm[arm.name]}}) for arm in arms)

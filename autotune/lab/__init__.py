@@ -1,0 +1,1 @@
+"""Experiments in live vLLM: baseline against treatment, in turns, in rounds."""

@@ -1,0 +1,78 @@
+"""The first token with cold compile caches beside that with warm ones: two experiments, not paired."""
+
+from __future__ import annotations
+
+import statistics as stats
+from dataclasses import dataclass
+
+from autotune.lab.results import Folder
+from autotune.vocabulary.errors import UsageError
+
+METRIC = "p95_ttft_ms"
+
+
+@dataclass(frozen=True)
+class ColdOverWarm:
+    """One arm at one point.
+
+    Args:
+        warm_ms, cold_ms: time to first token at p95, median over the rounds.
+        lowest, highest: least and greatest cold figure of a round over `warm_ms`.
+    """
+
+    arm: str
+    point: str
+    warm_ms: float
+    cold_ms: float
+    ratio: float
+    lowest: float
+    highest: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.arm}, {self.point}: first token p95 {self.warm_ms:.1f} ms warm, "
+            f"{self.cold_ms:.1f} ms cold: {self.ratio:.2f} times ({self.lowest:.2f} to {self.highest:.2f})"
+        )
+
+
+def cold_over_warm(warm: Folder, cold: Folder) -> list[ColdOverWarm]:
+    """Compare every arm and point that both experiments have measured in whole pairs.
+
+    Raises:
+        NotFoundError, TableError: for a folder without an experiment that can be read.
+        UsageError: if they are not a warm and a cold experiment with the same model, or have no arm and point
+            in common.
+    """
+    figures: dict[str, dict[tuple[str, str], list[float]]] = {}
+    plans = {"warm": warm.plan(), "cold": cold.plan()}
+    for state, folder in (("warm", warm), ("cold", cold)):
+        plan = plans[state]
+        if plan.cache != state:
+            raise UsageError(f"{folder.path} was measured with {plan.cache} caches.", f"It must be {state}.")
+        found = figures.setdefault(state, {})
+        for pair in folder.pairs(plan):
+            for arm, result in pair.results.items():
+                found.setdefault((arm, pair.point.name), []).append(result.figures[METRIC])
+    if (plans["warm"].scheme, plans["warm"].layers) != (plans["cold"].scheme, plans["cold"].layers):
+        raise UsageError("The two experiments serve different models.", "Take two of one scheme and depth.")
+    shared = [key for key in figures["warm"] if key in figures["cold"]]
+    if not shared:
+        raise UsageError(
+            "The two experiments have no arm and point in common.", "Measure one point with both caches."
+        )
+    compared = []
+    for arm, point in shared:
+        middle = stats.median(figures["warm"][arm, point])
+        values = figures["cold"][arm, point]
+        compared.append(
+            ColdOverWarm(
+                arm=arm,
+                point=point,
+                warm_ms=middle,
+                cold_ms=stats.median(values),
+                ratio=stats.median(values) / middle,
+                lowest=min(values) / middle,
+                highest=max(values) / middle,
+            )
+        )
+    return compared

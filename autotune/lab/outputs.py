@@ -1,0 +1,154 @@
+"""Greedy outputs of one arm against another's: tokens that differ, and how far the logits are apart."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.lab.hosting import Host
+from autotune.lab.plan import Arm
+from autotune.vocabulary.errors import AutotuneError
+
+VOCABULARY = 151936
+TOLERANCE = 0.1
+"""Largest difference of a chosen token's log probability, nats. FP8 backends sum in other orders, and each
+of 48 layers quantizes what the one before it gave; what a change of backend does was not measured."""
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """One completion: its tokens and the log probability of each, nats."""
+
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two lists of completions of the same prompts.
+
+    Args:
+        prompts, tokens: how many were compared.
+        differing_prompts: prompts whose completions differ.
+        differing_tokens: positions at which the tokens differ; after the first one of a prompt the two
+            servers read different texts, so the others say little.
+        first: the earliest position at which a prompt's tokens differ; None if none does.
+        largest: largest difference of log probability before the first differing token of each prompt.
+        tolerance: what `largest` may be.
+    """
+
+    arm: str
+    against: str
+    prompts: int
+    tokens: int
+    differing_prompts: int
+    differing_tokens: int
+    first: int | None
+    largest: float
+    tolerance: float
+
+    @property
+    def within(self) -> bool:
+        return self.largest <= self.tolerance
+
+    def to_json_data(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {**asdict(self), "within": self.within}
+
+    def __str__(self) -> str:
+        where = f", first at position {self.first}" if self.first is not None else ""
+        verdict = "within" if self.within else "beyond"
+        return (
+            f"{self.arm} against {self.against}: {self.differing_tokens} of {self.tokens} tokens differ, in "
+            f"{self.differing_prompts} of {self.prompts} prompts{where}; largest difference of log "
+            f"probability before that {self.largest:.4g} nats, {verdict} the tolerance of {self.tolerance:g}"
+        )
+
+
+def make_prompts(count: int, shortest: int, longest: int, seed: int) -> list[str]:
+    """Prompts of words that the model's tokenizer reads as one token each."""
+    generator = random.Random(seed)
+    return [
+        " ".join(
+            f"w{generator.randrange(2, VOCABULARY)}" for _ in range(generator.randint(shortest, longest))
+        )
+        for _ in range(count)
+    ]
+
+
+def complete(address: str, model: str, prompt: str, tokens: int, limit_s: float) -> Greedy:
+    """One greedy completion with log probabilities.
+
+    Raises:
+        AutotuneError: if the server refuses, or fewer tokens came back than were asked for.
+    """
+    asked = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "logprobs": 1,
+        "ignore_eos": True,
+    }
+    request = urllib.request.Request(
+        f"{address}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:
+            found = json.load(answer)["choices"][0]["logprobs"]
+            greedy = Greedy(tuple(found["tokens"]), tuple(map(float, found["token_logprobs"])))
+    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError) as error:
+        raise AutotuneError(f"{address} gave no completion: {error}.", "Read the server's log.") from error
+    if len(greedy.tokens) != tokens or len(greedy.logprobs) != tokens:
+        raise AutotuneError(
+            f"{len(greedy.tokens)} of {tokens} tokens came back from {address}.", "Read the server's log."
+        )
+    return greedy
+
+
+def compare(
+    arm: str, against: str, found: Sequence[Greedy], reference: Sequence[Greedy], tolerance: float
+) -> Difference:
+    """Compare completions prompt by prompt."""
+    firsts, differing, largest = [], 0, 0.0
+    for mine, theirs in zip(found, reference, strict=True):
+        same = [a == b for a, b in zip(mine.tokens, theirs.tokens, strict=True)]
+        differing += same.count(False)
+        first = same.index(False) if False in same else len(same)
+        if first < len(same):
+            firsts.append(first)
+        apart = [abs(a - b) for a, b in zip(mine.logprobs[:first], theirs.logprobs[:first], strict=True)]
+        largest = max([largest, *apart])
+    return Difference(
+        arm=arm,
+        against=against,
+        prompts=len(found),
+        tokens=sum(len(greedy.tokens) for greedy in found),
+        differing_prompts=len(firsts),
+        differing_tokens=differing,
+        first=min(firsts, default=None),
+        largest=largest,
+        tolerance=tolerance,
+    )
+
+
+def collect(
+    host: Host, arms: Sequence[Arm], prompts: Sequence[str], tokens: int, tell: Callable[[str], None]
+) -> dict[str, list[Greedy]]:
+    """Completions of every arm, one server after the other, one request at a time."""
+    found = {}
+    for arm in arms:
+        hosted = host.ready(arm)
+        completions = []
+        for prompt in prompts:
+            hosted.server.check()
+            completions.append(complete(hosted.server.address, str(host.model), prompt, tokens, 600.0))
+        found[arm.name] = completions
+        tell(f"{arm.name}: {len(completions)} completions")
+        host.stop(arm)
+    return found

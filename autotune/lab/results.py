@@ -1,0 +1,196 @@
+"""Results on disk: one file for each measurement, written whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from autotune.lab.machine import Place
+from autotune.lab.plan import Arm, Plan, Point
+from autotune.vocabulary.errors import ConflictError, NotFoundError, TableError
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Start(_Frozen):
+    """One start of a server.
+
+    Args:
+        alone: no other server of the experiment was resident; only then `ready_s` is a start-up time.
+        cache: what its compile caches held: `empty` or `kept` ones of an earlier start.
+        environment: the variables of vLLM, Triton and this project that it got.
+        memory_mib: GPU memory that the start added, by nvidia-smi; None where that says nothing.
+        memory: GiB as vLLM logs them.
+    """
+
+    arm: str
+    log: str
+    place: Place
+    ready_s: float
+    alone: bool
+    cache: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    memory_mib: int | None
+    memory: dict[str, float]
+    lines: tuple[str, ...]
+
+
+class Result(_Frozen):
+    """One measurement: one arm at one point in one round.
+
+    Args:
+        plan: digest of the plan that it belongs to.
+        start: log of the server's start, which names its `Start`.
+        figures: of `vllm bench serve`; tokens a second and milliseconds.
+        compiles: kernels compiled while it was measured.
+        compiles_since_ready: how many this server had compiled by the end of it.
+    """
+
+    plan: str
+    round: int
+    point: str
+    arm: str
+    place: Place
+    start: str
+    figures: dict[str, float]
+    compiles: tuple[str, ...]
+    compiles_since_ready: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """All arms of one round and point."""
+
+    round: int
+    point: Point
+    results: dict[str, Result]
+
+
+class Folder:
+    """The folder of one experiment: `plan.json`, `results/`, `starts/`, `logs/`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, plan: Plan) -> None:
+        """Take the folder for a plan.
+
+        Raises:
+            ConflictError: if it holds another experiment.
+        """
+        for name in ("results", "starts", "logs"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+        if (self.path / "plan.json").exists() and self.plan().digest != plan.digest:
+            raise ConflictError(
+                f"{self.path} holds an experiment with another plan.",
+                "Give the options that it was started with, or another --out.",
+            )
+        _write(self.path / "plan.json", plan.model_dump_json(indent=1))
+
+    def plan(self) -> Plan:
+        """The plan that the folder holds.
+
+        Raises:
+            NotFoundError: if there is none.
+            TableError: if it cannot be read.
+        """
+        file = self.path / "plan.json"
+        try:
+            return Plan.model_validate_json(file.read_bytes())
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                f"{self.path} holds no experiment.", "Start one: `autotune lab run --out FOLDER`."
+            ) from error
+        except (OSError, ValidationError) as error:
+            raise TableError(
+                f"{file} is no plan: {error}", "Start the experiment in a new folder."
+            ) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out.
+
+        Raises:
+            ConflictError: if another run has the folder.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConflictError(
+                    f"Another run works in {self.path}.", "Wait for it, or give another --out."
+                ) from error
+            yield
+
+    def _file(self, round_: int, point: Point, arm: Arm) -> Path:
+        return self.path / "results" / f"r{round_}-{point.name}-{arm.name}.json"
+
+    def save(self, result: Result, point: Point, arm: Arm) -> None:
+        """Store a measurement, in the place of an earlier one of the same round, point and arm."""
+        _write(self._file(result.round, point, arm), result.model_dump_json(indent=1))
+
+    def result(self, plan: Plan, round_: int, point: Point, arm: Arm) -> Result | None:
+        """A measurement of this plan; None if there is none, or none that can be read."""
+        try:
+            found = Result.model_validate_json(self._file(round_, point, arm).read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+        return found if found.plan == plan.digest else None
+
+    def results(self, plan: Plan, round_: int, point: Point) -> dict[str, Result]:
+        """What there is of one pair, by arm."""
+        found = {arm.name: self.result(plan, round_, point, arm) for arm in plan.arms}
+        return {name: result for name, result in found.items() if result is not None}
+
+    def pair(self, plan: Plan, round_: int, point: Point) -> Pair | None:
+        """A whole pair: every arm, all at one place; else None."""
+        results = self.results(plan, round_, point)
+        places = [result.place for result in results.values()]
+        if len(results) < len(plan.arms) or any(place != places[0] for place in places):
+            return None
+        return Pair(round_, point, results)
+
+    def pairs(self, plan: Plan) -> list[Pair]:
+        """All whole pairs, by round and point."""
+        found = [self.pair(plan, round_, point) for round_ in range(plan.rounds) for point in plan.points]
+        return [pair for pair in found if pair is not None]
+
+    def new_log(self, arm: str) -> Path:
+        """A log file's name that no start has had."""
+        taken = len(list((self.path / "logs").glob(f"{arm}-*.log")))
+        return self.path / "logs" / f"{arm}-{taken + 1}.log"
+
+    def save_start(self, start: Start) -> None:
+        """Store a start under its log's name."""
+        _write((self.path / "starts" / start.log).with_suffix(".json"), start.model_dump_json(indent=1))
+
+    def starts(self) -> list[Start]:
+        """Every start that got ready, by arm and number."""
+        files = sorted((self.path / "starts").glob("*.json"))
+        return [Start.model_validate_json(file.read_bytes()) for file in files]
+
+
+def write_json(file: Path, data: object) -> None:
+    """Write a JSON file whole or not at all."""
+    _write(file, json.dumps(data, indent=1))
+
+
+def _write(file: Path, text: str) -> None:
+    partial = file.with_name(f".{file.name}.part")
+    with partial.open("w") as stream:
+        stream.write(text + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)

@@ -1,0 +1,237 @@
+"""Measures what an experiment still lacks: arms in turns, one result file each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from autotune.lab import logs
+from autotune.lab.children import stop_leftovers
+from autotune.lab.client import BenchClient, bench_arguments, client
+from autotune.lab.hosting import Host, Hosted
+from autotune.lab.machine import Place, this_place
+from autotune.lab.model import MODEL_NAMES, write_model
+from autotune.lab.outputs import Greedy, collect
+from autotune.lab.plan import Arm, Plan, Point
+from autotune.lab.results import Folder, Result
+from autotune.lab.tables import read_table, restricted
+from autotune.vocabulary.errors import MissingDependencyError, UsageError
+
+Task = tuple[int, Point, Arm]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run needs beside its plan; none of it changes what is measured.
+
+    Args:
+        port: the first server's; the others and the service take the next ones.
+        start_limit_s: seconds for a server to get ready.
+        point_limit_s: seconds for one measurement.
+        table: file of the routing table.
+        model: folder of a model that is served as it is; None writes the one of the plan.
+    """
+
+    port: int = 8123
+    start_limit_s: float = 1200.0
+    point_limit_s: float = 1800.0
+    table: Path | None = None
+    model: Path | None = None
+
+
+def run_plan(plan: Plan, folder: Folder, options: Options, tell: Callable[[str], None]) -> int:
+    """Measure all that is missing, and return how many measurements were made.
+
+    A pair that is not whole is completed where it was begun; on another machine, after a reboot, or with
+    other versions all of it is measured again.
+
+    Raises:
+        ConflictError: for a folder or port that is taken.
+        MissingDependencyError: without vLLM, whose client drives the servers.
+        AutotuneError: if a server or a measurement fails. What is finished stays.
+    """
+    _check(plan, options)
+    if find_spec("vllm") is None:
+        raise MissingDependencyError(
+            "vLLM is not installed here.", "Run this with the Python of vLLM's environment."
+        )
+    with folder.locked():
+        folder.open(plan)
+        place = _ready_place(folder, tell)
+        tasks = missing(plan, folder, place)
+        total = len(plan.arms) * len(plan.points) * plan.rounds
+        tell(f"{total - len(tasks)} of {total} measurements are there; {place}")
+        if not tasks:
+            return 0
+        host = _host(plan, folder, options, place, tell)
+        with host, client(folder.path / "logs" / "client.log") as bench:
+            _Run(plan, folder, options, host, bench, place, tell, total).measure(tasks)
+    return len(tasks)
+
+
+def greedy_outputs(
+    plan: Plan,
+    folder: Folder,
+    options: Options,
+    prompts: Sequence[str],
+    tokens: int,
+    tell: Callable[[str], None],
+) -> dict[str, list[Greedy]]:
+    """Greedy completions of every arm, by its name; servers one at a time, one request at a time.
+
+    Raises:
+        ConflictError: for a folder or port that is taken.
+        AutotuneError: if a server fails.
+    """
+    _check(plan, options)
+    # Alone on the GPU each server gets what the resident ones share.
+    alone = plan.model_copy(update={"servers": "one at a time", "cache": "warm"})
+    with folder.locked():
+        place = _ready_place(folder, tell)
+        with _host(alone, folder, options, place, tell) as host:
+            # They differ in what memory they get from those that are measured.
+            host.keep_starts = False
+            return collect(host, alone.arms, prompts, tokens, tell)
+
+
+def _check(plan: Plan, options: Options) -> None:
+    for arm in plan.arms:
+        if arm.table is not None and options.table is None:
+            raise UsageError(f"Arm {arm.name} needs a routing table.", "Give one with --table.")
+    if options.table is not None:
+        table = read_table(options.table)
+        if plan.table != table.digest:
+            raise UsageError(
+                f"{options.table} is not the plan's table.", "Give the one that it was made with."
+            )
+        for arm in plan.arms:
+            if arm.table is not None and arm.table != "published":
+                # Before any server starts: an arm may have nothing to show with this table.
+                restricted(table, arm.table)
+    if plan.scheme not in MODEL_NAMES:
+        raise UsageError(f"There is no model for {plan.scheme}.", f"Known: {', '.join(MODEL_NAMES)}.")
+
+
+def _ready_place(folder: Folder, tell: Callable[[str], None]) -> Place:
+    left = stop_leftovers(folder.path / "running.json")
+    if left:
+        tell(f"stopped {left} servers that an earlier run left behind")
+    return this_place()
+
+
+def _host(plan: Plan, folder: Folder, options: Options, place: Place, tell: Callable[[str], None]) -> Host:
+    model = options.model or folder.path / f"model-{plan.scheme}-{plan.layers}"
+    if options.model is None:
+        write_model(model, plan.scheme, plan.layers)
+    return Host(plan, folder, place, model, options.table, options.port, options.start_limit_s, tell)
+
+
+def missing(plan: Plan, folder: Folder, place: Place) -> list[Task]:
+    """What is to be measured, in order: by round, then by point with the arms in turns.
+
+    Servers that start one at a time serve all points of a round before the next arm starts.
+    """
+    tasks = []
+    for round_ in range(plan.rounds):
+        here: list[Task] = []
+        for number, point in enumerate(plan.points):
+            if folder.pair(plan, round_, point) is not None:
+                continue
+            found = folder.results(plan, round_, point)
+            usable = {name for name, result in found.items() if result.place == place}
+            turn = round_ + (number if plan.servers == "together" or plan.cache == "cold" else 0)
+            here += [(round_, point, arm) for arm in plan.order(turn) if arm.name not in usable]
+        if plan.servers == "one at a time" and plan.cache == "warm":
+            order = {arm.name: place_ for place_, arm in enumerate(plan.order(round_))}
+            here.sort(key=lambda task: order[task[2].name])
+        tasks += here
+    return tasks
+
+
+class _Run:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Folder,
+        options: Options,
+        host: Host,
+        bench: BenchClient,
+        place: Place,
+        tell: Callable[[str], None],
+        total: int,
+    ) -> None:
+        self.plan, self.folder, self.options, self.host, self.bench = plan, folder, options, host, bench
+        self.place, self.tell, self.total = place, tell, total
+        self._rehearsed: set[tuple[str, str]] = set()
+
+    def measure(self, tasks: list[Task]) -> None:
+        begun = time.monotonic()
+        if self.plan.servers == "one at a time":
+            # Its import would compete with the first server's start, which is measured.
+            self.bench.wait_ready(lambda: None, self.options.start_limit_s)
+        else:
+            for arm in self.plan.arms:
+                self.host.ready(arm)
+        for number, (round_, point, arm) in enumerate(tasks, 1):
+            if self.plan.servers == "one at a time":
+                for other in self._others(arm):
+                    self.host.stop(other)
+            hosted = self.host.ready(arm)
+            self._rehearse(hosted, point, arm)
+            result = self._one(hosted, round_, point, arm)
+            self.folder.save(result, point, arm)
+            if self.plan.cache == "cold":
+                self.host.stop(arm)
+            left_s = (time.monotonic() - begun) / number * (len(tasks) - number)
+            done = self.total - len(tasks) + number
+            figures = result.figures
+            self.tell(
+                f"[{done}/{self.total}] round {round_ + 1}, {point}, {arm.name}: "
+                f"{figures['output_throughput']:.1f} tokens/s, first token p50 "
+                f"{figures['p50_ttft_ms']:.1f} ms, {len(result.compiles)} compiled; {_duration(left_s)} left"
+            )
+
+    def _others(self, arm: Arm) -> Iterator[Arm]:
+        return (other for other in self.plan.arms if other != arm)
+
+    def _rehearse(self, hosted: Hosted, point: Point, arm: Arm) -> None:
+        """Run a point unmeasured on a server that began with empty caches, unless cold is what is asked."""
+        key = (hosted.start.log, point.name)
+        if self.plan.cache == "cold" or hosted.start.cache != "empty" or key in self._rehearsed:
+            return
+        self.tell(f"rehearsing {point} on {arm.name}: its caches were empty")
+        self._drive(hosted, 0, point)
+        self._rehearsed.add(key)
+
+    def _drive(self, hosted: Hosted, round_: int, point: Point) -> dict[str, float]:
+        # Arms of one pair get the same prompts, rounds get their own.
+        seed = self.plan.seed * 1000 + round_
+        ahead = 0 if self.plan.cache == "cold" else None
+        arguments = bench_arguments(
+            point, self.host.model, hosted.server.port, seed, ahead
+        )  # fmt: skip
+        return self.bench.measure(arguments, point, self.host.check, self.options.point_limit_s)
+
+    def _one(self, hosted: Hosted, round_: int, point: Point, arm: Arm) -> Result:
+        before = hosted.server.log.stat().st_size
+        figures = self._drive(hosted, round_, point)
+        text = logs.text_from(hosted.server.log, before)
+        return Result(
+            plan=self.plan.digest,
+            round=round_,
+            point=point.name,
+            arm=arm.name,
+            place=self.place,
+            start=hosted.start.log,
+            figures=figures,
+            compiles=logs.compiles(text),
+            compiles_since_ready=len(logs.compiles(logs.text_from(hosted.server.log, hosted.ready_at))),
+            lines=logs.kept_lines(text),
+        )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -1,0 +1,90 @@
+"""How arms are started: tables, plugins, caches and memory, with stand-ins for the servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.lab_plan import starter_table
+from autotune.lab.arms import named_arms
+from autotune.lab.hosting import VLLM_SERVE, Host
+from autotune.lab.machine import this_place
+from autotune.lab.plan import Plan
+from autotune.lab.results import Folder
+from autotune.lab.running import Options, run_plan
+from autotune.lab.tables import read_table
+from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.problem import Scheme
+from autotune.vocabulary.table import RoutingTable
+from tests.lab.labs import free_ports, stand_in_plan
+
+TABLE = starter_table("fp8_tensor")
+
+
+def host_of(plan: Plan, folder: Path) -> Host:
+    kept = Folder(folder)
+    kept.open(plan)
+    return Host(plan, kept, this_place(), Path("/no/model"), TABLE, free_ports(8), 60.0, lambda _: None)
+
+
+def test_each_arm_gets_its_table_its_plugins_and_its_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the user has set for the plugin reaches no arm.
+    monkeypatch.setenv("AUTOTUNE_MODE", "off")
+    monkeypatch.setenv("AUTOTUNE_URL", "http://127.0.0.1:9")
+    arms = named_arms(["stock", "all", "fused_decode"], Scheme.FP8_TENSOR)
+    plan = stand_in_plan(
+        arms=[arm.model_dump() for arm in arms],
+        table=read_table(TABLE).digest,
+        env={"VLLM_DEEP_GEMM_WARMUP": "skip"},
+    )
+    with host_of(plan, tmp_path) as host:
+        starts = {arm.name: host.ready(arm).start for arm in plan.arms}
+    environments = {name: start.environment for name, start in starts.items()}
+    assert {env["VLLM_DEEP_GEMM_WARMUP"] for env in environments.values()} == {"skip"}
+    assert environments["stock"]["VLLM_PLUGINS"] == "random_weights"
+    assert not [name for name in environments["stock"] if name.startswith("AUTOTUNE_")]
+    for name in ("all", "fused_decode"):
+        assert environments[name]["VLLM_PLUGINS"] == "random_weights,autotune"
+    assert "AUTOTUNE_MODE" not in environments["all"]
+    # The service holds the whole table as the first revision.
+    assert "autotune: the service has revisions [1]" in starts["all"].lines
+    handed = Path(environments["fused_decode"]["AUTOTUNE_TABLE"])
+    table = RoutingTable.from_json_data(json.loads(handed.read_text()))
+    assert {r.winner.backend for r in table.routes if r.speedup} == {"fused_decode"}
+    assert environments["fused_decode"]["AUTOTUNE_MODE"] == "route"
+    for variable in ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):
+        assert len({env[variable] for env in environments.values()}) == 3
+    assert [starts[arm.name].alone for arm in plan.arms] == [True, False, False]
+    again = host_of(plan, tmp_path)
+    with again:
+        assert again.ready(plan.arms[0]).start.cache == "kept"
+
+
+def test_resident_servers_share_the_memory(tmp_path: Path) -> None:
+    plan = stand_in_plan(server=VLLM_SERVE)
+    words = host_of(plan, tmp_path)._command(plan.arms[1])
+    assert words[words.index("--gpu-memory-utilization") + 1] == "0.450"
+    alone = plan.model_copy(update={"servers": "one at a time"})
+    assert words[words.index("serve") + 1] == "/no/model"
+    host = host_of(plan, tmp_path)
+    host.plan = alone
+    words = host._command(plan.arms[0])
+    assert words[words.index("--gpu-memory-utilization") + 1] == "0.900"
+    assert not any("{" in word for word in words)
+
+
+def test_an_arm_without_routes_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    table = starter_table("fp8_block128")
+    arms = named_arms(["swap_ab"], Scheme.FP8_BLOCK128)
+    plan = stand_in_plan(arms=[arm.model_dump() for arm in arms], table=read_table(table).digest)
+    with pytest.raises(UsageError, match="no winning route for the arm 'swap_ab'"):
+        run_plan(plan, Folder(tmp_path), Options(table=table), print)
+    with pytest.raises(UsageError, match="is not the plan's table"):
+        run_plan(plan, Folder(tmp_path), Options(table=TABLE), print)
+    with pytest.raises(UsageError, match="--table"):
+        run_plan(plan, Folder(tmp_path), Options(), print)
+    assert not (tmp_path / "logs").exists()

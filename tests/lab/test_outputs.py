@@ -1,0 +1,64 @@
+"""`autotune lab outputs`: greedy completions of the arms, compared token by token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.lab.outputs import Greedy, compare, make_prompts
+from autotune.lab.results import Folder
+from tests.lab.labs import Lab, stand_in_plan
+
+
+def greedy(*pairs: tuple[str, float]) -> Greedy:
+    return Greedy(tuple(token for token, _ in pairs), tuple(logprob for _, logprob in pairs))
+
+
+def test_log_probabilities_count_until_the_first_other_token() -> None:
+    reference = [greedy(("a", -1.0), ("b", -2.0), ("c", -3.0)), greedy(("a", -1.0), ("a", -1.0), ("a", -1.0))]
+    found = [greedy(("a", -1.02), ("x", -9.0), ("c", -8.0)), greedy(("a", -1.0), ("a", -1.05), ("b", -7.0))]
+    difference = compare("all", "stock", found, reference, tolerance=0.1)
+    assert (difference.differing_tokens, difference.tokens) == (2, 6)
+    assert (difference.differing_prompts, difference.first) == (2, 1)
+    assert difference.largest == pytest.approx(0.05)
+    assert difference.within
+    assert not compare("all", "stock", found, reference, tolerance=0.04).within
+    same = compare("all", "stock", reference, reference, tolerance=0.0)
+    assert (same.differing_tokens, same.first, same.largest, same.within) == (0, None, 0.0, True)
+
+
+def test_prompts_are_words_of_the_model_and_the_same_for_every_arm() -> None:
+    prompts = make_prompts(5, 3, 9, seed=1)
+    assert prompts == make_prompts(5, 3, 9, seed=1) != make_prompts(5, 3, 9, seed=2)
+    for prompt in prompts:
+        words = prompt.split()
+        assert 3 <= len(words) <= 9
+        assert all(2 <= int(word[1:]) < 151936 for word in words)
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "tokens", "largest"),
+    [
+        ({}, 0, 0, 0.0),
+        ({"STAND_IN_SHIFT": "0.05", "STAND_IN_OTHER": "6"}, 0, 2, 0.05),
+        ({"STAND_IN_SHIFT": "0.2"}, 1, 0, 0.2),
+    ],
+)
+def test_the_command_compares_served_completions(
+    model: Path, tmp_path: Path, env: dict[str, str], code: int, tokens: int, largest: float
+) -> None:
+    plan = stand_in_plan({}, env)
+    lab = Lab(tmp_path, model, plan)
+    Folder(lab.folder).open(plan)
+    run = lab.start("outputs", "--prompts", "3", "--tokens", "8", "--json")
+    text, _ = run.communicate(timeout=100)
+    assert run.returncode == code, text
+    (kept,) = json.loads((lab.folder / "outputs.json").read_text())
+    assert (kept["arm"], kept["against"], kept["prompts"], kept["tokens"]) == ("fast", "stock", 3, 24)
+    # Two of eight positions of each prompt carry another token.
+    assert kept["differing_tokens"] == 3 * tokens
+    assert kept["largest"] == pytest.approx(largest)
+    assert kept["within"] is (code == 0)
+    assert "tokens differ" in text

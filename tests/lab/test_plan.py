@@ -1,0 +1,291 @@
+"""Plans, arms, the tables that they run with, logs, and verdicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from autotune.cli.lab_plan import make_plan, starter_table
+from autotune.lab.arms import known_arms, named_arms
+from autotune.lab.client import bench_arguments
+from autotune.lab.cold import cold_over_warm
+from autotune.lab.logs import compiles, kept_lines, memory
+from autotune.lab.machine import Place
+from autotune.lab.plan import Plan, Point, Restriction
+from autotune.lab.report import METRICS, Outcome, compare
+from autotune.lab.results import Folder, Pair, Result
+from autotune.lab.running import missing
+from autotune.lab.tables import read_table, restricted, vllm_swaps, write_table
+from autotune.vllm_plugin.tile_choice import covered
+from autotune.vocabulary.candidate import TritonCandidate
+from autotune.vocabulary.errors import UnknownNameError, UsageError
+from autotune.vocabulary.problem import Scheme
+from autotune.vocabulary.settings import Settings
+from autotune.vocabulary.table import RoutingTable, Verdict
+from tests.lab.labs import stand_in_plan
+
+TENSOR = read_table(starter_table("fp8_tensor"))
+BLOCK = read_table(starter_table("fp8_block128"))
+
+
+def winners(table: RoutingTable) -> dict[int, str]:
+    return {route.last: route.winner.backend for route in table.routes if route.verdict is Verdict.WIN}
+
+
+def plan_of(**given: object) -> Plan:
+    options: dict[str, object] = {
+        "scheme": "fp8_tensor", "layers": 48, "arms": "stock,all", "concurrency": "1,8",
+        "prompts": "128:4096", "output": 128,
+        "requests": None, "rounds": 3, "seed": 1, "servers": None, "cache": "warm",
+        "gpu_memory": 0.9, "env": [], "serve_args": [], "table": TENSOR.digest,
+    }  # fmt: skip
+    return make_plan(**{**options, **given})  # type: ignore[arg-type]
+
+
+def test_only_the_decode_kernels_routes_remain() -> None:
+    table = restricted(TENSOR, "fused_decode")
+    assert set(winners(table).values()) == {"fused_decode"}
+    assert set(winners(table)) == {n for n, name in winners(TENSOR).items() if name == "fused_decode"}
+    assert table.digest != TENSOR.digest
+    for route, whole in zip(table.routes, TENSOR.routes, strict=True):
+        if route.verdict is Verdict.NO_BENEFIT:
+            assert (route.winner, route.winner_timing) == (whole.baseline, whole.baseline_timing)
+
+
+def test_another_candidate_wins_where_the_winner_is_left_out() -> None:
+    """By the rule of the sweep: final measurements, and a bound that clears the margin."""
+    table = restricted(TENSOR, "route")
+    for route, whole in zip(table.routes, TENSOR.routes, strict=True):
+        able = [
+            a for a in whole.alternatives
+            if a.candidate.backend in ("triton", "vllm_cutlass")
+            and a.final
+            and a.speedup.low > 1 + TENSOR.margin
+        ]  # fmt: skip
+        if whole.winner.backend in ("triton", "vllm_cutlass"):
+            assert route.winner == whole.winner
+        elif able:
+            best = max(able, key=lambda a: a.speedup.median)
+            assert (route.winner, route.speedup) == (best.candidate, best.speedup)
+            assert route.first == max(whole.first, best.first)
+        else:
+            assert route.verdict is Verdict.NO_BENEFIT
+    assert "triton" in winners(table).values()
+    assert not {"fused_decode", "fused_triton"} & set(winners(table).values())
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "keeps"),
+    [(TENSOR, "tiles", True), (TENSOR, "swap_ab", False), (BLOCK, "tiles", True)],
+)
+def test_tiles_keep_vllms_swap_ab_and_swap_ab_breaks_it(
+    table: RoutingTable, name: Restriction, keeps: bool
+) -> None:
+    found = restricted(table, name)
+    tiles = [r.winner for r in found.routes if r.verdict is Verdict.WIN]
+    assert tiles
+    for tile in tiles:
+        assert isinstance(tile, TritonCandidate)
+        assert (tile.swap_ab == vllm_swaps(tile.tile)) is keeps
+    assert covered(found, moved_to_triton=False)
+
+
+def test_a_restricted_table_is_one_that_the_plugin_reads(tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    write_table(restricted(BLOCK, "nothing"), file)
+    table = RoutingTable.from_json_data(json.loads(file.read_text()))
+    assert winners(table) == {}
+    assert covered(table, moved_to_triton=False) == ""
+    with pytest.raises(UsageError, match="no winning route for the arm 'fused_decode'"):
+        restricted(restricted(BLOCK, "nothing"), "fused_decode")
+
+
+@pytest.mark.parametrize("scheme", [Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128])
+def test_every_arm_names_settings_that_exist(scheme: Scheme) -> None:
+    arms = known_arms(scheme)
+    assert arms["stock"].env == {}
+    assert not arms["stock"].plugin
+    for arm in arms.values():
+        Settings.from_env(arm.env)
+        assert arm.note
+        assert all(name.startswith("AUTOTUNE_") for name in arm.env)
+        assert arm.plugin is (arm.table is not None)
+        Plan(scheme=scheme, layers=1, arms=named_arms([arm.name, "all"], scheme), points=(POINT,))
+    assert arms["all"].env == {}
+
+
+POINT = Point(concurrency=8, shortest=128, longest=4096, output=128, requests=32)
+
+
+def test_a_factor_of_triton_is_compared_with_triton() -> None:
+    assert [arm.name for arm in named_arms(["tiles"], Scheme.FP8_TENSOR)] == [
+        "stock",
+        "tiles",
+        "stock-triton",
+    ]
+    assert [arm.name for arm in named_arms(["tiles"], Scheme.FP8_BLOCK128)] == ["stock", "tiles"]
+    tiles, triton = named_arms(["tiles"], Scheme.FP8_TENSOR)[1:]
+    assert tiles.against == "stock-triton"
+    assert tiles.serve_args == triton.serve_args == ("--moe-backend", "triton")
+    with pytest.raises(UnknownNameError, match="fused_decode"):
+        named_arms(["fused-decode"], Scheme.FP8_TENSOR)
+
+
+def test_the_options_make_a_plan() -> None:
+    plan = plan_of(env=["VLLM_DEEP_GEMM_WARMUP=skip", "all:AUTOTUNE_UNSPECIALIZE=1"])
+    assert plan.servers == "together"
+    assert plan.env == {"VLLM_DEEP_GEMM_WARMUP": "skip"}
+    assert [arm.env for arm in plan.arms] == [{}, {"AUTOTUNE_UNSPECIALIZE": "1"}]
+    assert [(p.concurrency, p.requests) for p in plan.points] == [(1, 12), (8, 32)]
+    assert plan_of(arms="stock,all,static").servers == "one at a time"
+    assert plan_of(cache="cold").servers == "one at a time"
+    assert Plan.model_validate_json(plan.model_dump_json()).digest == plan.digest
+    assert plan_of(seed=2).digest != plan_of().digest
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rounds": 2}, "rounds"),
+        ({"env": ["none:X=1"]}, "none"),
+        ({"env": ["X"]}, "NAME=VALUE"),
+        ({"prompts": "9:8"}, "shortest"),
+        ({"prompts": "many"}, "SHORTEST:LONGEST"),
+        ({"arms": "stock"}, "arms"),
+        ({"arms": "stock,everything"}, "everything"),
+        ({"servers": "both"}, "together"),
+        ({"cache": "cold", "servers": "together"}, "one at a time"),
+        ({"cache": "hot"}, "cache"),
+        ({"requests": 4}, "concurrency 8"),
+        ({"scheme": "bf16"}, "bf16"),
+    ],
+)
+def test_what_is_no_plan_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises((UsageError, ValidationError), match=message):
+        plan_of(**given)
+
+
+def test_every_arm_goes_first_in_turn() -> None:
+    plan = plan_of(arms="stock,all,static")
+    firsts = [plan.order(turn)[0].name for turn in range(6)]
+    assert firsts == ["stock", "all", "static"] * 2
+    assert {arm.name for arm in plan.order(4)} == {"stock", "all", "static"}
+
+
+def test_servers_that_start_one_at_a_time_serve_a_round_each(tmp_path: Path) -> None:
+    plan = stand_in_plan(servers="one at a time")
+    tasks = missing(plan, Folder(tmp_path), Place(boot="b", gpus=(), versions={}))
+    named = [(round_, arm.name) for round_, _, arm in tasks]
+    assert named == [
+        (0, "stock"), (0, "stock"), (0, "fast"), (0, "fast"),
+        (1, "fast"), (1, "fast"), (1, "stock"), (1, "stock"),
+        (2, "stock"), (2, "stock"), (2, "fast"), (2, "fast"),
+    ]  # fmt: skip
+    together = missing(stand_in_plan(), Folder(tmp_path), Place(boot="b", gpus=(), versions={}))
+    assert [arm.name for _, _, arm in together[:4]] == ["stock", "fast", "fast", "stock"]
+
+
+def test_prompts_stay_in_their_range() -> None:
+    words = bench_arguments(POINT, Path("/m"), 1, seed=7)
+    options = dict(zip(words[:-2:2], words[1:-2:2], strict=True))
+    middle = int(options["--random-input-len"])
+    ratio = json.loads(options["--random-range-ratio"])["input"]
+    assert middle * (1 - ratio) == pytest.approx(128, abs=1)
+    assert middle * (1 + ratio) == pytest.approx(4096, abs=1)
+    assert middle * (1 + ratio) <= 4096
+    assert options["--num-warmups"] == "8"
+    cold = bench_arguments(POINT, Path("/m"), 1, seed=7, ahead=0)
+    assert cold[cold.index("--ready-check-timeout-sec") + 1] == "0"
+
+
+LOG = """INFO Using TRITON Fp8 MoE backend out of potential backends
+INFO Model loading took 29.08 GiB memory and 3.2 seconds
+INFO Available KV cache memory: 25.5 GiB
+INFO Graph capturing finished in 9 secs, took 0.62 GiB
+INFO autotune: mode route, source x
+WARNING Triton kernel JIT compilation during inference: fused_moe_kernel (device=0). This causes a spike
+WARNING Triton kernel JIT compilation during inference: _topk. This causes a latency spike
+INFO GET /health
+"""
+
+
+def test_the_log_tells_compilations_and_memory() -> None:
+    assert compiles(LOG) == ("fused_moe_kernel", "_topk")
+    assert memory(LOG) == {"weights_gib": 29.08, "kv_cache_gib": 25.5, "graphs_gib": 0.62}
+    assert len(kept_lines(LOG)) == 4
+
+
+def pairs_of(plan: Plan, ratios: list[float], metric: str) -> list[Pair]:
+    place = Place(boot="b", gpus=(), versions={})
+    pairs = []
+    for number, ratio in enumerate(ratios):
+        results = {
+            name: Result(
+                plan=plan.digest, round=number, point=plan.points[0].name, arm=name, place=place, start="x",
+                figures={metric: value}, compiles=(), compiles_since_ready=0, lines=(),
+            )
+            for name, value in (("stock", 200.0), ("fast", 200.0 * ratio))
+        }  # fmt: skip
+        pairs.append(Pair(number, plan.points[0], results))
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("metric", "ratios", "outcome"),
+    [
+        ("output_throughput", [1.2, 1.19, 1.22], Outcome.BETTER),
+        ("output_throughput", [0.9, 0.91, 0.92], Outcome.WORSE),
+        ("output_throughput", [1.005, 1.004, 1.006], Outcome.NO_DIFFERENCE),
+        ("output_throughput", [1.3, 0.99, 1.2], Outcome.NO_DIFFERENCE),
+        ("output_throughput", [1.3, 1.3], Outcome.TOO_FEW),
+        ("output_throughput", [], Outcome.TOO_FEW),
+        ("p95_ttft_ms", [0.8, 0.81, 0.82], Outcome.BETTER),
+        ("p95_ttft_ms", [1.1, 1.2, 1.3], Outcome.WORSE),
+    ],
+)
+def test_a_verdict_needs_rounds_and_an_interval_beyond_the_margin(
+    metric: str, ratios: list[float], outcome: Outcome
+) -> None:
+    plan = stand_in_plan()
+    meant = next(m for m in METRICS if m.name == metric)
+    found = compare(plan, pairs_of(plan, ratios, metric), "fast", "stock", plan.points[0], meant, 0.01)
+    assert found.outcome is outcome
+    assert found.rounds == len(ratios)
+    if ratios:
+        assert found.ratio is not None
+        assert found.low is not None
+        assert found.high is not None
+        assert min(ratios) - 1e-4 <= found.low <= found.ratio <= found.high <= max(ratios) + 1e-4
+        # With three rounds the bounds are the range itself.
+        if len(ratios) == 3:
+            assert (found.low, found.high) == pytest.approx((min(ratios), max(ratios)), rel=1e-4)
+
+
+def test_cold_stands_beside_warm(tmp_path: Path) -> None:
+    plans = {
+        "warm": stand_in_plan(),
+        "cold": stand_in_plan(cache="cold", servers="one at a time"),
+    }
+    folders = {state: Folder(tmp_path / state) for state in plans}
+    for state, values in (("warm", [100.0, 110.0, 105.0]), ("cold", [120.0, 210.0, 126.0])):
+        folders[state].open(plans[state])
+        if state == "cold":
+            with pytest.raises(UsageError, match="no arm and point in common"):
+                cold_over_warm(folders["warm"], folders["cold"])
+        point = plans[state].points[0]
+        for number, value in enumerate(values):
+            for arm in plans[state].arms:
+                result = Result(
+                    plan=plans[state].digest, round=number, point=point.name, arm=arm.name,
+                    place=Place(boot="b", gpus=(), versions={}), start="x", figures={"p95_ttft_ms": value},
+                    compiles=(), compiles_since_ready=0, lines=(),
+                )  # fmt: skip
+                folders[state].save(result, point, arm)
+    stock, fast = cold_over_warm(folders["warm"], folders["cold"])
+    assert (stock.arm, fast.arm, stock.warm_ms, stock.cold_ms) == ("stock", "fast", 105.0, 126.0)
+    assert (stock.ratio, stock.lowest, stock.highest) == pytest.approx((1.2, 120 / 105, 2.0))
+    with pytest.raises(UsageError, match="must be warm"):
+        cold_over_warm(folders["cold"], folders["warm"])

@@ -1,0 +1,224 @@
+"""`autotune lab run` with vLLM's own client and stand-ins for its servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.lab.children import stop_leftovers
+from autotune.lab.results import Folder
+from tests.lab.labs import Lab, stand_in_plan
+
+EQUAL = {"STAND_IN_MS": "9"}
+FASTER = {"STAND_IN_MS": "7.5"}
+"""A fifth more tokens a second."""
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def gone(port: int, seconds: float = 15.0) -> bool:
+    """Whether nothing listens there any more, soon."""
+    deadline = time.monotonic() + seconds
+    while listens(port) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not listens(port)
+
+
+def counted(file: Path) -> int:
+    return len(file.read_text()) if file.exists() else 0
+
+
+def test_a_killed_run_goes_on_and_measures_nothing_twice(model: Path, tmp_path: Path) -> None:
+    counts = {name: tmp_path / f"{name}.count" for name in ("stock", "fast")}
+    plan = stand_in_plan(
+        {**EQUAL, "STAND_IN_COUNT": str(counts["stock"])},
+        {**FASTER, "STAND_IN_COUNT": str(counts["fast"])},
+    )
+    lab = Lab(tmp_path, model, plan)
+    run = lab.start()
+    assert run.stdout is not None
+    for line in run.stdout:
+        if line.startswith("[5/12]"):
+            break
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    # The servers go with the run that started them.
+    assert gone(lab.port)
+    assert gone(lab.port + 1)
+    first = {file.name: file.read_bytes() for file in (lab.folder / "results").glob("*.json")}
+    assert 5 <= len(first) < 12
+    (lab.folder / "results" / ".r9.json.part").write_text("{")
+
+    assert f"done: autotune lab report {lab.folder}" in lab.do_both("run")
+    folder = Folder(lab.folder)
+    assert len(folder.pairs(plan)) == 6
+    after = {file.name: file.read_bytes() for file in (lab.folder / "results").glob("*.json")}
+    assert len(after) == 12
+    assert {name: after[name] for name in first} == first
+    served = {name: counted(file) for name, file in counts.items()}
+    assert "12 of 12 measurements are there" in lab.do_both("run")
+    assert {name: counted(file) for name, file in counts.items()} == served
+
+    report = json.loads(lab.do("report", "--json", "--plot", str(tmp_path / "lab.svg")))
+    assert report["pairs"] == report["pairs_wanted"] == 6
+    by_metric = {(c["metric"], c["concurrency"]): c for c in report["comparisons"]}
+    for concurrency in (1, 2):
+        tokens = by_metric["output_throughput", concurrency]
+        assert tokens["ratio"] == pytest.approx(1.2, rel=0.05)
+        assert tokens["low"] > 1.08
+        assert tokens["outcome"] == "better"
+        end = by_metric["p50_e2el_ms", concurrency]
+        assert end["ratio"] == pytest.approx(1 / 1.2, rel=0.05)
+        assert end["high"] < 0.94
+        assert end["outcome"] == "better"
+        assert end["reference"] == pytest.approx(20 * 9, rel=0.15)
+    assert "<svg" in (tmp_path / "lab.svg").read_text()
+    text = lab.do("report")
+    assert "better in output tokens/s" in text
+    assert "weights_gib 29.5" in text
+
+    # Results of another boot never make a pair with results of this one.
+    stock = lab.folder / "results" / f"r1-{plan.points[0].name}-stock.json"
+    foreign = json.loads(stock.read_text())
+    foreign["place"]["boot"] = "another"
+    stock.write_text(json.dumps(foreign))
+    assert len(folder.pairs(plan)) == 5
+    assert "[12/12]" in lab.do_both("run")
+    again = folder.pair(plan, 1, plan.points[0])
+    assert again is not None
+    assert {result.place.boot for result in again.results.values()} != {"another"}
+    unchanged = {n: f for n, f in after.items() if n != stock.name}
+    now = {file.name: file.read_bytes() for file in (lab.folder / "results").glob("*.json")}
+    assert {name: now[name] for name in unchanged} == unchanged
+
+
+def test_a_pair_begun_elsewhere_is_measured_again_whole(model: Path, tmp_path: Path) -> None:
+    from autotune.lab.machine import this_place
+    from autotune.lab.running import missing
+
+    plan = stand_in_plan(EQUAL, EQUAL)
+    folder = Folder(tmp_path)
+    folder.open(plan)
+    here = this_place()
+    assert here.boot
+    there = here.model_copy(update={"boot": "another"})
+    from autotune.lab.results import Result
+
+    point = plan.points[0]
+    for round_, arms, place in ((0, ("stock", "fast"), there), (1, ("stock",), there), (2, ("fast",), here)):
+        for name in arms:
+            result = Result(
+                plan=plan.digest, round=round_, point=point.name, arm=name, place=place, start="x.log",
+                figures={}, compiles=(), compiles_since_ready=0, lines=(),
+            )  # fmt: skip
+            folder.save(result, point, plan.arm(name))
+    todo = [(round_, arm.name) for round_, at, arm in missing(plan, folder, here) if at == point]
+    # Whole elsewhere: kept. Begun elsewhere: all of it. Begun here: the rest.
+    assert todo == [(1, "fast"), (1, "stock"), (2, "stock")]
+
+
+def test_equal_servers_are_no_difference(model: Path, tmp_path: Path) -> None:
+    lab = Lab(tmp_path, model, stand_in_plan(EQUAL, EQUAL))
+    lab.do("run")
+    report = json.loads(lab.do("report", "--json", "--margin", "0.02"))
+    outcomes = {
+        (c["metric"], c["concurrency"]): c["outcome"]
+        for c in report["comparisons"]
+        if c["metric"] in ("output_throughput", "p50_e2el_ms", "p50_tpot_ms")
+    }
+    assert set(outcomes.values()) == {"no difference"}, outcomes
+    assert "no benefit" in lab.do("report", "--margin", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"STAND_IN_LOSE": "5"}, "requests completed"),
+        ({"STAND_IN_DIE": "4"}, "The server of fast ended with 7"),
+    ],
+)
+def test_what_fails_is_no_figure(model: Path, tmp_path: Path, env: dict[str, str], message: str) -> None:
+    lab = Lab(tmp_path, model, stand_in_plan(EQUAL, {**EQUAL, **env}))
+    error = lab.do("run", fails=True)
+    assert message in error
+    assert "fast-1.log" in error or "client.log" in error
+    assert not list((lab.folder / "results").glob("*-fast.json"))
+    assert gone(lab.port)
+
+
+def test_a_server_that_does_not_start_is_an_error_that_names_its_log(model: Path, tmp_path: Path) -> None:
+    plan = stand_in_plan(server=("{python}", "-c", "raise SystemExit('no such thing')"))
+    lab = Lab(tmp_path, model, plan)
+    error = lab.do("run", fails=True)
+    assert "The server of stock ended with 1" in error
+    log = lab.folder / "logs" / "stock-1.log"
+    assert str(log) in error.replace("\n", "")
+    assert "no such thing" in log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_stops_its_servers(model: Path, tmp_path: Path, number: signal.Signals) -> None:
+    lab = Lab(tmp_path, model, stand_in_plan({"STAND_IN_MS": "50"}, {"STAND_IN_MS": "50"}))
+    run = lab.start()
+    assert run.stdout is not None
+    for line in run.stdout:
+        if line.startswith("rehearsing"):
+            break
+    assert listens(lab.port + 1)
+    run.send_signal(number)
+    run.communicate(timeout=60)
+    assert run.returncode == (143 if number is signal.SIGTERM else 130)
+    assert not listens(lab.port)
+    assert not listens(lab.port + 1)
+
+
+def test_a_taken_port_and_a_taken_folder_are_refused(model: Path, tmp_path: Path) -> None:
+    lab = Lab(tmp_path, model, stand_in_plan(EQUAL, EQUAL))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", lab.port + 1))
+        taken.listen()
+        assert f"Port {lab.port + 1} is taken" in lab.do("run", fails=True)
+    with Folder(lab.folder).locked():
+        assert "Another run works in" in lab.do("run", fails=True)
+    lab.plan_file.write_text(stand_in_plan(FASTER, EQUAL).model_dump_json())
+    assert "another plan" in lab.do("run", fails=True)
+
+
+def test_a_cold_cache_is_empty_each_time_and_nothing_runs_ahead(model: Path, tmp_path: Path) -> None:
+    counts = {name: tmp_path / f"{name}.count" for name in ("stock", "fast")}
+    envs = [{"STAND_IN_MS": "1", "STAND_IN_COUNT": str(counts[name])} for name in ("stock", "fast")]
+    line = "WARNING Triton kernel JIT compilation during inference: fused_moe_kernel. This causes a latency"
+    envs[1]["STAND_IN_LOG"] = line
+    plan = stand_in_plan(*envs, cache="cold", servers="one at a time")
+    plan = plan.model_copy(update={"points": plan.points[:1]})
+    lab = Lab(tmp_path, model, plan)
+    lab.do("run")
+    folder = Folder(lab.folder)
+    starts = folder.starts()
+    assert len(starts) == 6
+    assert {(start.cache, start.alone) for start in starts} == {("empty", True)}
+    # Three rounds of six requests, and not one more.
+    assert {counted(file) for file in counts.values()} == {18}
+    report = json.loads(lab.do("report", "--json"))
+    stock, fast = report["arms"]
+    assert len(stock["ready_s"]["empty"]) == 3
+    assert stock["compiles"] == {}
+    assert fast["compiles"] == {"fused_moe_kernel": 18}
+
+
+def test_leftovers_are_told_by_when_they_started(tmp_path: Path) -> None:
+    note = tmp_path / "running.json"
+    # This very process, as a note of an earlier boot could name it.
+    note.write_text(json.dumps({str(os.getpid()): "1"}))
+    assert stop_leftovers(note) == 0
+    note.write_text("{")
+    assert stop_leftovers(note) == 0

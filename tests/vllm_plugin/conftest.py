@@ -147,12 +147,27 @@ def vllm_path() -> dict[str, list[str]]:
 def inside(
     request: pytest.FixtureRequest, vllm_path: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """Results of all scenarios for one vLLM version, by name; each one that raised is a failed test."""
+    """Results of all scenarios for one vLLM version, by name; each one that raised is a failed test.
+
+    Made once for all files and workers of a run: pytest would set a parametrized fixture up for each file.
+    """
     version: str = request.param
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
+    made = shared / f"vllm-{version}.json"
+    with open(shared / f"vllm-{version}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            made.write_text(json.dumps(_run_inside(version, vllm_path[version], tmp_path_factory)))
+    results: dict[str, Any] = json.loads(made.read_text())
+    return results
+
+
+def _run_inside(version: str, path: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp(f"vllm-{version}")
     with contextlib.ExitStack() as stack:
         spec = {
-            "path": [*vllm_path[version], str(HERE), str(ROOT)],
+            "path": [*path, str(HERE), str(ROOT)],
             "early": {
                 "AUTOTUNE_TABLE": _file(folder, "early", main_table(version)),
                 **_own_cache(folder, "early"),

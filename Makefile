@@ -8,14 +8,14 @@ TORCH_PIP_ARGS ?=
 SWEEP_ARGS ?=
 BENCH_ARGS ?=
 BENCH_SCHEMES ?= fp8_tensor fp8_block128
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile -m 'not slow'
 VLLM_VERSIONS ?= 0.25.1 0.33.0
 
 BIN := $(VENV)/bin
 export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test lint test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-recompiles setup-run setup-test sources
+.PHONY: help sweep test lint test-slow test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-recompiles setup-run setup-test sources
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -36,6 +36,10 @@ lint: setup-test ## ruff and mypy only
 	@$(BIN)/ruff format --check .
 	@echo "==> mypy --strict" >&2
 	@$(BIN)/mypy
+
+test-slow: setup-test sources ## run the tests that wait for minutes
+	@echo "==> pytest -m slow" >&2
+	@$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 test-gpu: setup-test ## run the tests that need a CUDA GPU
 	@echo "==> pytest -m gpu" >&2

@@ -126,6 +126,7 @@ def test_a_pair_begun_elsewhere_is_measured_again_whole(model: Path, tmp_path: P
     assert todo == [(1, "fast"), (1, "stock"), (2, "stock")]
 
 
+@pytest.mark.slow
 def test_equal_servers_are_no_difference(model: Path, tmp_path: Path) -> None:
     lab = Lab(tmp_path, model, stand_in_plan(EQUAL, EQUAL))
     lab.do("run")

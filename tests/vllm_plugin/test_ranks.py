@@ -26,7 +26,11 @@ TIMEOUT_S = 3.0
 Ranks = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+# The cases wait for time-outs, two minutes a version; that each version has the hook is tested besides.
+_PARAMS = [pytest.param(v, marks=[pytest.mark.slow] if n else []) for n, v in enumerate(VERSIONS)]
+
+
+@pytest.fixture(scope="module", params=_PARAMS)
 def ranks(
     request: pytest.FixtureRequest, vllm_path: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> Ranks:

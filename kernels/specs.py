@@ -196,6 +196,10 @@ WARP_REGISTERS = 32 * 255
 """32-bit registers that the threads of a warp can hold: 255 each on every GPU since Kepler."""
 
 
+HELD_BYTES_A_WARP = 32 * 128 * 4
+"""Most bytes of weights that `fused_decode` holds in a warp's registers: 128 of a thread's 255."""
+
+
 def uses_wgmma(tile: Tile, swap_ab: bool, environment: Environment) -> bool:
     """Whether Triton compiles this tile to warp-group MMA, whose left operand needs 64 rows (Hopper only)."""
     return environment.capability == "9.0" and (tile.block_n if swap_ab else tile.block_m) >= 64
@@ -223,6 +227,11 @@ def decode_shared_bytes(candidate: FusedDecodeCandidate, problem: Problem) -> in
 
     def one(rows: int, block_k: int, stages: int, quantized: bool) -> int:
         wgmma = m >= 16 and candidate.num_warps >= 4 and rows >= 64
+        if stages == 0:
+            # Seen in compiled kernels: the whole run of steps goes there; with block scales one at a time.
+            steps = -(-problem.N // block_k)
+            run = 1 if problem.scheme.block_shape else -(-steps // candidate.down_split_k)
+            return (rows + m) * block_k * run * problem.scheme.weight_bytes if wgmma else 0
         fewer = max(1, stages - 1)
         buffers = stages if wgmma else fewer
         weights = rows * block_k * problem.scheme.weight_bytes
@@ -255,6 +264,12 @@ def _decode_fits(candidate: FusedDecodeCandidate, problem: Problem, limit: int) 
         return _no(f"{candidate}: with block scales each step must be one scale block, 128 wide")
     if candidate.down_split_k > -(-problem.N // candidate.down_block_k):
         return _no(f"{candidate} splits N={problem.N} into more parts than it has steps")
+    if candidate.down_stages == 0:
+        held = candidate.down_block_n * -(-problem.N // candidate.down_split_k) * problem.scheme.weight_bytes
+        if held > candidate.num_warps * HELD_BYTES_A_WARP:
+            return _no(
+                f"{candidate} would hold {held} bytes of weights in {candidate.num_warps} warps' registers"
+            )
     return YES
 
 

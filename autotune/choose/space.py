@@ -36,6 +36,7 @@ DECODE_BLOCK_M = (8, 16, 32)
 DECODE_GATE_UP_N = (16, 32, 64)
 DECODE_DOWN_N = (32, 64, 128)
 DECODE_STAGES = (3, 4, 5)
+DECODE_DOWN_STAGES = (0, 3, 4, 5)
 DECODE_WARPS = (2, 4)
 DECODE_SPLITS = (1, 2, 4)
 
@@ -109,13 +110,15 @@ class Space:
         deep = wide if self.problem.scheme.block_shape else 2 * wide
         first = self.problem.scheme.is_fp8
         starts: list[Candidate] = []
-        for m, n, k, stages, down_n, down_k, warps, split in (
-            (16, 32, deep, 4, 64, wide, 4, 1),
-            (8, 32, deep, 3, 64, deep, 4, 1),
-            (8, 32, wide, 4, 64, wide, 2, 1),
-            (8, 64, wide, 3, 128, wide, 4, 1),
-            (16, 64, wide, 4, 128, wide, 4, 1),
-            (16, 64, wide, 4, 128, wide, 4, 2),
+        for m, n, k, stages, down_n, down_k, down_stages, warps, split in (
+            (16, 32, deep, 4, 64, wide, 3, 4, 1),
+            (8, 32, deep, 3, 64, deep, 3, 4, 1),
+            (8, 32, wide, 4, 64, wide, 3, 2, 1),
+            (8, 64, wide, 3, 128, wide, 3, 4, 1),
+            (16, 64, wide, 4, 128, wide, 4, 4, 1),
+            (16, 64, wide, 4, 128, wide, 4, 4, 2),
+            (16, 32, deep, 4, 64, wide, 0, 4, 1),
+            (16, 32, wide, 4, 32, wide, 0, 4, 1),
         ):
             starts.append(
                 FusedDecodeCandidate(
@@ -125,7 +128,7 @@ class Space:
                     gate_up_stages=stages,
                     down_block_n=down_n,
                     down_block_k=down_k,
-                    down_stages=stages if down_n == 128 else 3,
+                    down_stages=down_stages,
                     num_warps=warps,
                     down_split_k=split,
                     quantize_first=first,
@@ -212,7 +215,7 @@ class Space:
             "gate_up_stages": DECODE_STAGES,
             "down_n": DECODE_DOWN_N,
             "down_k": steps,
-            "down_stages": DECODE_STAGES,
+            "down_stages": DECODE_DOWN_STAGES,
             "warps": DECODE_WARPS,
             "down_split": DECODE_SPLITS,
             "first": (True, False) if self.problem.scheme.is_fp8 else (False,),

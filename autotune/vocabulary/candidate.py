@@ -151,7 +151,8 @@ class FusedDecodeCandidate(_CandidateBase):
     """Our decode kernel: the whole layer in one launch, no sort, SwiGLU and sum over experts fused.
 
     `*_block_n` counts columns of N (first GEMM, gate and up each) and of K (second); `*_block_k` is the step
-    of the reduction.
+    of the reduction. With `down_stages` 0 a block of the second GEMM has no pipeline: it asks for all of its
+    weights before it waits for the first one, and holds them on chip.
     """
 
     backend: Literal["fused_decode"] = "fused_decode"
@@ -161,7 +162,7 @@ class FusedDecodeCandidate(_CandidateBase):
     gate_up_stages: int = Field(default=3, ge=1, le=8)
     down_block_n: int = Field(ge=16, le=256)
     down_block_k: int = Field(ge=32, le=512)
-    down_stages: int = Field(default=3, ge=1, le=8)
+    down_stages: int = Field(default=3, ge=0, le=8)
     num_warps: int = Field(default=4, ge=1, le=16)
     down_split_k: int = Field(default=1, ge=1, le=16)
     quantize_first: bool = Field(default=False, description="activations to FP8 once, ahead of the GEMMs")

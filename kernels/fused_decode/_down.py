@@ -1,5 +1,8 @@
 """The second GEMM of `fused_decode`, with the routing weights and the sum over experts."""
 
+# The tuples grow while Triton unrolls the loops around them, which mypy cannot follow.
+# mypy: disable-error-code="assignment,var-annotated"
+
 from __future__ import annotations
 
 import triton
@@ -8,6 +11,39 @@ import triton.language as tl
 from autotune.kernels.fused_decode._rows import pairs_of, rows_of, wait_for
 from autotune.kernels.fused_decode._tile import multiply
 from autotune.kernels.fused_triton._op import BLOCK128, TENSOR
+
+
+@triton.jit
+def _weights(w_ptr, columns, at, N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr):
+    """One step of an expert's weights, [columns, at..at+BLOCK_K]; zero beyond N."""
+    n = at + tl.arange(0, BLOCK_K)
+    w_ptrs = w_ptr + columns[:, None] * N + n[None, :]
+    return tl.load(w_ptrs) if N % (BLOCK_K * SPLIT) == 0 else tl.load(w_ptrs, mask=n[None, :] < N, other=0.0)
+
+
+@triton.jit
+def _rows(inner_ptr, pair, real, at, N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr):
+    """The same step of the rows that the first GEMM made, [at..at+BLOCK_K, pairs]; zero beyond N."""
+    n = at + tl.arange(0, BLOCK_K)
+    x_ptrs = inner_ptr + pair[None, :] * N + n[:, None]
+    if N % (BLOCK_K * SPLIT) == 0:
+        x = tl.load(x_ptrs, mask=real[None, :], other=0.0, cache_modifier=".cg")
+    else:
+        x = tl.load(x_ptrs, mask=real[None, :] & (n[:, None] < N), other=0.0, cache_modifier=".cg")
+    return x
+
+
+@triton.jit
+def _weight_scales(
+    w_scale_ptr, expert, columns, at, N: tl.constexpr, K: tl.constexpr, SCHEME: tl.constexpr
+):  # fmt: skip
+    """The step's scale of each column with block scales; else zeros, which nobody reads."""
+    if SCHEME == BLOCK128:
+        blocks = expert * ((K // 128) * (N // 128)) + (columns // 128) * (N // 128)
+        scale = tl.load(w_scale_ptr + blocks + at // 128, mask=columns * 0 + at < N, other=0.0)
+    else:
+        scale = tl.zeros(columns.shape, tl.float32)
+    return scale
 
 
 @triton.jit
@@ -23,6 +59,9 @@ def down(
 
     Steps of BLOCK_K are dealt to the SPLIT parts in contiguous runs. Whoever brings a token's last partial
     row for these columns adds all of them up, in the order of slots: the same bits whoever it is.
+
+    STAGES 0: no pipeline. The block asks for all of its weights before it waits for the first GEMM, and holds
+    them on chip.
     """
     TILES: tl.constexpr = (K + BLOCK_N - 1) // BLOCK_N
     STEPS: tl.constexpr = (N + BLOCK_K - 1) // BLOCK_K
@@ -30,50 +69,56 @@ def down(
     slot = block // (TILES * SPLIT)
     tile = block // SPLIT % TILES
     part = block % SPLIT
+    HOLD: tl.constexpr = STAGES == 0
     if ROUTED:
-        wait_for(counter_ptr + slot, TARGET, INTERPRET)
+        if HOLD:
+            wait_for(ready_ptr, target, INTERPRET)
+        else:
+            wait_for(counter_ptr + slot, TARGET, INTERPRET)
     expert, count, hits, ranks = rows_of(ids_ptr, slot_ptr, slot, pairs, EXPERTS, PAIRS, ROUTED)
     tokens = pairs // TOPK
     if count > 0:
         w_ptr += expert * (K * N)
         columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         safe = columns % K
-        n = tl.arange(0, BLOCK_K)
         scale = 1.0
         if SCHEME == TENSOR:
             scale = tl.load(static_scale_ptr) * tl.load(w_scale_ptr + expert)
-        if not ROUTED:
+        begin = part * RUN * BLOCK_K
+        held = ()
+        held_scales = ()
+        if HOLD:
+            for step in tl.static_range(RUN):
+                held += (_weights(w_ptr, safe, begin + step * BLOCK_K, N, BLOCK_K, SPLIT),)
+                held_scales += (
+                    _weight_scales(w_scale_ptr, expert, safe, begin + step * BLOCK_K, N, K, SCHEME),
+                )
+        if HOLD or not ROUTED:
             wait_for(counter_ptr + slot, TARGET, INTERPRET)
         for first in range(0, count, BLOCK_M):
             pair = pairs_of(list_ptr, hits, ranks, slot, tokens, first, count, PAIRS, ROUTED, BLOCK_M)
             pair = pair.to(tl.int64)
             real = first + tl.arange(0, BLOCK_M) < count
-            begin = part * RUN * BLOCK_K
-            w_ptrs = w_ptr + safe[:, None] * N + (begin + n)[None, :]
-            x_ptrs = inner_ptr + pair[None, :] * N + (begin + n)[:, None]
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            w_scale = tl.zeros((BLOCK_N,), tl.float32)
-            x_scale = tl.zeros((BLOCK_M,), tl.float32)
-            for step in tl.range(RUN, num_stages=STAGES):
-                left = N - begin - step * BLOCK_K
-                if N % (BLOCK_K * SPLIT) == 0:
-                    w = tl.load(w_ptrs)
-                    x = tl.load(x_ptrs, mask=real[None, :], other=0.0, cache_modifier=".cg")
-                else:
-                    w = tl.load(w_ptrs, mask=n[None, :] < left, other=0.0)
-                    x = tl.load(
-                        x_ptrs, mask=real[None, :] & (n[:, None] < left), other=0.0, cache_modifier=".cg"
-                    )
-                if SCHEME == BLOCK128:
-                    blocks = expert * ((K // 128) * (N // 128)) + (safe // 128) * (N // 128)
-                    group = (begin + step * BLOCK_K) // 128
-                    w_scale = tl.load(w_scale_ptr + blocks + group, mask=safe * 0 + left > 0, other=0.0)
-                acc = multiply(w, x, acc, w_scale, x_scale, 1.0, SCHEME, SCHEME == TENSOR, INTERPRET)
-                w_ptrs += BLOCK_K
-                x_ptrs += BLOCK_K
             chosen = tl.load(ids_ptr + pair, mask=real, other=0)
             here = real & (chosen >= 0) & (chosen < EXPERTS)
             weight = tl.load(topk_weights_ptr + pair, mask=here, other=0.0)
+            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            x_scale = tl.zeros((BLOCK_M,), tl.float32)
+            if HOLD:
+                # All rows are asked for at once: one trip to memory, not one a step.
+                read = ()
+                for step in tl.static_range(RUN):
+                    read += (_rows(inner_ptr, pair, real, begin + step * BLOCK_K, N, BLOCK_K, SPLIT),)
+                for step in tl.static_range(RUN):
+                    w, x, w_scale = held[step], read[step], held_scales[step]
+                    acc = multiply(w, x, acc, w_scale, x_scale, 1.0, SCHEME, SCHEME == TENSOR, INTERPRET)
+            else:
+                for step in tl.range(RUN, num_stages=STAGES):
+                    at = begin + step * BLOCK_K
+                    w = _weights(w_ptr, safe, at, N, BLOCK_K, SPLIT)
+                    x = _rows(inner_ptr, pair, real, at, N, BLOCK_K, SPLIT)
+                    w_scale = _weight_scales(w_scale_ptr, expert, safe, at, N, K, SCHEME)
+                    acc = multiply(w, x, acc, w_scale, x_scale, 1.0, SCHEME, SCHEME == TENSOR, INTERPRET)
             result = tl.trans(acc) * (weight * scale)[:, None]
             inside = real[:, None] & (columns < K)[None, :]
             tl.store(

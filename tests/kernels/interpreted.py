@@ -131,12 +131,13 @@ def sort() -> None:
 def decode(scheme: Scheme) -> None:
     """Print how close `fused_decode` comes: few and many rows an expert, split and unsplit, ragged sizes."""
     weights_module._to_fp8 = interpreters_cast
-    for n, k, tokens, split, routing, first in (
-        (128, 256, 1, 1, "uniform", True),
-        (384, 128, 2, 3, "uniform", False),
-        (128, 256, 9, 2, "zipf:1", True),
-        (128, 128, 40, 1, "zipf:1", False),
-        (96, 144, 5, 1, "uniform", True),
+    for n, k, tokens, split, routing, first, stages in (
+        (128, 256, 1, 1, "uniform", True, 3),
+        (384, 128, 2, 3, "uniform", False, 3),
+        (384, 128, 3, 2, "uniform", True, 0),
+        (128, 256, 9, 2, "zipf:1", True, 3),
+        (128, 128, 40, 1, "zipf:1", False, 0),
+        (96, 144, 5, 1, "uniform", True, 3),
     ):
         if scheme is Scheme.FP8_BLOCK128 and n % 128:
             continue
@@ -149,6 +150,7 @@ def decode(scheme: Scheme) -> None:
             gate_up_block_k=128,
             down_block_n=128 if k % 128 == 0 else 64,
             down_block_k=128,
+            down_stages=stages,
             down_split_k=split,
             quantize_first=first,
         )
@@ -162,6 +164,7 @@ def decode(scheme: Scheme) -> None:
             "problem": str(problem),
             "tokens": tokens,
             "split": split,
+            "held": stages == 0,
             "error": relative_l2(outputs[0], reference_moe(weights, inputs)),
             "same_bits": torch.equal(outputs[0].view(torch.int16), outputs[1].view(torch.int16)),
             "most_rows": int(torch.bincount(inputs.topk_ids.flatten().long()).max()),

@@ -148,6 +148,7 @@ def decode_launches(
         {"quantize_first": True, "down_stages": 6},
         {"block_m": 8, "quantize_first": True},
         {"num_warps": 2, "down_split_k": 2},
+        {"down_stages": 0, "down_split_k": 2, "quantize_first": True},
     ],
     ids=str,
 )

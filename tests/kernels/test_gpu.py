@@ -78,7 +78,7 @@ def test_fused_triton_matches_reference(
 
 @pytest.mark.parametrize("scheme", [Scheme.BF16, Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128])
 @pytest.mark.parametrize(("experts", "n", "k", "topk"), SHAPES)
-@pytest.mark.parametrize("form", ["plain", "split", "quantized first", "narrow"])
+@pytest.mark.parametrize("form", ["plain", "split", "quantized first", "narrow", "held"])
 def test_fused_decode_matches_reference(environment, scheme, experts, n, k, topk, form):
     import torch
 
@@ -116,6 +116,16 @@ def decode_candidate(form: str, n: int) -> FusedDecodeCandidate:
             down_block_n=64,
             down_block_k=128,
             num_warps=2,
+            quantize_first=True,
+        )
+    if form == "held":
+        return FusedDecodeCandidate(
+            block_m=16,
+            gate_up_block_n=32,
+            gate_up_block_k=128,
+            down_block_n=32,
+            down_block_k=128,
+            down_stages=0,
             quantize_first=True,
         )
     return FusedDecodeCandidate(

@@ -61,6 +61,7 @@ def test_the_decode_kernel_matches_the_reference(scheme: Scheme) -> None:
     assert {answer["listed"] for answer in answers} == {False, True}
     assert any(answer["most_rows"] > 16 for answer in answers), "an expert with more rows than one block"
     assert any(answer["split"] > 1 for answer in answers)
+    assert {answer["listed"] for answer in answers if answer["held"]} == {False, True}
     for answer in answers:
         # The intermediate goes through bf16 and is quantized on the way into the second GEMM.
         assert answer["error"] < (TWICE_QUANTIZED if scheme.is_fp8 else 1.2 * TOLERANCE), answer

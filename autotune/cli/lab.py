@@ -96,6 +96,14 @@ def run(
     port: Annotated[
         int, typer.Option("--port", min=1, max=65000, help="The first server's; the others take the next.")
     ] = 8123,
+    start_at_once: Annotated[
+        bool,
+        typer.Option(
+            "--start-at-once",
+            help="Start servers that stay resident side by side; give them their KV cache with "
+            "--serve-arg=--kv-cache-memory-bytes --serve-arg=30G, since they cannot measure it then.",
+        ),
+    ] = False,
     start_limit: Annotated[
         float, typer.Option("--start-limit", min=1, help="Seconds for a server to get ready.")
     ] = 1200.0,
@@ -150,8 +158,9 @@ def run(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     out = out.resolve()
     options = Options(
-        port, start_limit, point_limit, file if made.table else None, model.resolve() if model else None
-    )
+        port=port, at_once=start_at_once, start_limit_s=start_limit, point_limit_s=point_limit,
+        table=file if made.table else None, model=model.resolve() if model else None,
+    )  # fmt: skip
     run_plan(made, Folder(out), options, lambda text: typer.echo(text, err=True))
     typer.echo(f"done: autotune lab report {out}", err=True)
 

@@ -56,7 +56,9 @@ def outputs(
     kept = Folder(folder.resolve())
     plan = kept.plan()
     file = table or (starter_table(plan.scheme) if plan.table else None)
-    options = Options(port, start_limit, table=file, model=model.resolve() if model else None)
+    options = Options(
+        port=port, start_limit_s=start_limit, table=file, model=model.resolve() if model else None
+    )
     asked = make_prompts(prompts, shortest, longest, plan.seed)
     found = greedy_outputs(plan, kept, options, asked, tokens, lambda text: typer.echo(text, err=True))
     compared = [

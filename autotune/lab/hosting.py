@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,19 @@ class Hosted:
     server: Server
     start: Start
     ready_at: int
+
+
+@dataclass
+class _Starting:
+    """A server on its way, what it began with, and how many others ran or started beside it."""
+
+    server: Server
+    command: list[str]
+    env: dict[str, str]
+    log: Path
+    kept: bool
+    amid: int
+    memory_before: int | None
 
 
 @dataclass
@@ -97,6 +110,36 @@ class Host:
         if found is not None:
             found.server.check()
             return found
+        self.ready_at_once([arm])
+        return self.running[arm.name]
+
+    def ready_at_once(self, arms: Sequence[Arm]) -> None:
+        """Start the servers of these arms side by side, and wait for all.
+
+        vLLM tells its own memory from that of others by what the GPU has free before and after: give it
+        `--kv-cache-memory-bytes`, so that it need not.
+
+        Raises:
+            AutotuneError: if one ends or is not ready in time; the error names its log. None is left then.
+        """
+        begun: dict[str, _Starting] = {}
+        wanted = [arm for arm in arms if arm.name not in self.running]
+        amid = len(self.running) + len(wanted) - 1
+        try:
+            for arm in wanted:
+                begun[arm.name] = self._begin(arm, amid)
+                servers = [hosted.server for hosted in self.running.values()]
+                servers += [starting.server for starting in begun.values()]
+                note_running(self.folder.path / "running.json", [server.process for server in servers])
+            for arm in wanted:
+                self.running[arm.name] = self._await(arm, begun[arm.name], len(wanted))
+                del begun[arm.name]
+        except BaseException:
+            for starting in begun.values():
+                starting.server.stop()
+            raise
+
+    def _begin(self, arm: Arm, amid: int) -> _Starting:
         command = self._command(arm)
         caches = self.folder.path / "cache" / arm.name
         if self.plan.cache == "cold":
@@ -104,16 +147,14 @@ class Host:
         kept = (caches / "triton").is_dir()
         env = self._environment(arm, caches)
         log = self.folder.new_log(arm.name)
-        alone = not self.running
         memory_before = gpu_memory_mib()
         self.tell(f"starting {arm.name} ({'kept' if kept else 'empty'} caches; log {log})")
         server = start(arm.name, command, env, self.port + self.plan.arms.index(arm), log)
-        try:
-            self._note(server)
-            ready_s = server.wait_ready(self.start_limit_s)
-        except BaseException:
-            server.stop()
-            raise
+        return _Starting(server, command, env, log, kept, amid, memory_before)
+
+    def _await(self, arm: Arm, starting: _Starting, at_once: int) -> Hosted:
+        log, before, alone = starting.log, starting.memory_before, starting.amid == 0
+        ready_s = starting.server.wait_ready(self.start_limit_s)
         memory_now = gpu_memory_mib()
         text = logs.text_from(log, 0)
         record = Start(
@@ -122,18 +163,18 @@ class Host:
             place=self.place,
             ready_s=round(ready_s, 2),
             alone=alone,
-            cache="kept" if kept else "empty",
-            command=tuple(command),
-            environment={k: v for k, v in sorted(env.items()) if k.startswith(_SHOWN)},
-            memory_mib=None if memory_before is None or memory_now is None else memory_now - memory_before,
+            cache="kept" if starting.kept else "empty",
+            command=tuple(starting.command),
+            environment={k: v for k, v in sorted(starting.env.items()) if k.startswith(_SHOWN)},
+            # Of servers that start at once, the difference is everybody's.
+            memory_mib=None if before is None or memory_now is None or at_once > 1 else memory_now - before,
             memory=logs.memory(text),
             lines=logs.kept_lines(text),
         )
         if self.keep_starts:
             self.folder.save_start(record)
         self.tell(f"{arm.name} is ready after {ready_s:.0f} s{'' if alone else ', beside others'}")
-        hosted = self.running[arm.name] = Hosted(server, record, log.stat().st_size)
-        return hosted
+        return Hosted(starting.server, record, log.stat().st_size)
 
     def stop(self, arm: Arm) -> None:
         """Stop an arm's server if it runs."""
@@ -152,10 +193,6 @@ class Host:
         """
         for hosted in self.running.values():
             hosted.server.check()
-
-    def _note(self, starting: Server) -> None:
-        processes = [hosted.server.process for hosted in self.running.values()]
-        note_running(self.folder.path / "running.json", [*processes, starting.process])
 
     def _command(self, arm: Arm) -> list[str]:
         share = len(self.plan.arms) if self.plan.servers == "together" else 1

@@ -29,6 +29,7 @@ class Options:
 
     Args:
         port: the first server's; the others and the service take the next ones.
+        at_once: servers that stay resident together also start together.
         start_limit_s: seconds for a server to get ready.
         point_limit_s: seconds for one measurement.
         table: file of the routing table.
@@ -36,6 +37,7 @@ class Options:
     """
 
     port: int = 8123
+    at_once: bool = False
     start_limit_s: float = 1200.0
     point_limit_s: float = 1800.0
     table: Path | None = None
@@ -172,6 +174,8 @@ class _Run:
         if self.plan.servers == "one at a time":
             # Its import would compete with the first server's start, which is measured.
             self.bench.wait_ready(lambda: None, self.options.start_limit_s)
+        elif self.options.at_once:
+            self.host.ready_at_once(self.plan.arms)
         else:
             for arm in self.plan.arms:
                 self.host.ready(arm)

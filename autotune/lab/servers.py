@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.lab.children import dies_with_parent, stop
@@ -29,6 +29,7 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    begun: float = field(default_factory=time.monotonic)
 
     @property
     def address(self) -> str:
@@ -43,17 +44,16 @@ class Server:
             raise AutotuneError(f"The server of {self.name} ended with {code}.", f"Read {self.log}.")
 
     def wait_ready(self, limit_s: float, path: str = "/health") -> float:
-        """Seconds until the path answers.
+        """Seconds from the start until the path answers.
 
         Raises:
             AutotuneError: if the server ends or the time is up.
         """
-        started = time.monotonic()
-        while time.monotonic() - started < limit_s:
+        while time.monotonic() - self.begun < limit_s:
             self.check()
             try:
                 with urllib.request.urlopen(f"{self.address}{path}", timeout=2):
-                    return time.monotonic() - started
+                    return time.monotonic() - self.begun
             except (urllib.error.URLError, http.client.HTTPException, OSError):
                 time.sleep(0.2)
         raise AutotuneError(

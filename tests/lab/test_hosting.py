@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from autotune.lab.plan import Plan
 from autotune.lab.results import Folder
 from autotune.lab.running import Options, run_plan
 from autotune.lab.tables import read_table
-from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.errors import AutotuneError, UsageError
 from autotune.vocabulary.problem import Scheme
 from autotune.vocabulary.table import RoutingTable
 from tests.lab.labs import free_ports, stand_in_plan
@@ -88,3 +89,22 @@ def test_an_arm_without_routes_is_refused_before_anything_starts(tmp_path: Path)
     with pytest.raises(UsageError, match="--table"):
         run_plan(plan, Folder(tmp_path), Options(), print)
     assert not (tmp_path / "logs").exists()
+
+
+def test_servers_that_start_at_once_are_all_there_or_none_is(tmp_path: Path) -> None:
+    plan = stand_in_plan()
+    with host_of(plan, tmp_path / "well") as host:
+        host.ready_at_once(plan.arms)
+        starts = [host.running[arm.name].start for arm in plan.arms]
+        noted = json.loads((tmp_path / "well" / "running.json").read_text())
+        assert set(noted) == {str(hosted.server.process.pid) for hosted in host.running.values()}
+    assert [start.alone for start in starts] == [False, False]
+    assert [start.memory_mib for start in starts] == [None, None]
+    # The second cannot even read its environment.
+    broken = stand_in_plan(fast={"STAND_IN_MS": "fast"})
+    with host_of(broken, tmp_path / "ill") as host:
+        with pytest.raises(AutotuneError, match="server of fast ended with 1"):
+            host.ready_at_once(broken.arms)
+        assert list(host.running) == ["stock"]
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", host.port)) != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ BLOCK_K = (64, 128, 256)
 GROUP_M = (1, 8, 32)
 WARPS = (4, 8)
 STAGES = (2, 3, 4, 5)
-DECODE_BLOCK_M = (8, 16, 32)
+DECODE_BLOCK_M = (8, 16, 32, 64, 128)
 DECODE_GATE_UP_N = (16, 32, 64)
 DECODE_DOWN_N = (32, 64, 128)
 DECODE_STAGES = (3, 4, 5)
@@ -73,6 +74,12 @@ class Space:
         # Row blocks much taller than an expert's rows are mostly padding; much shorter ones read the
         # weights again and again.
         self._block_m = tuple(m for m in BLOCK_M if (m <= max(16, 4 * rows)) and (m >= min(64, rows / 16)))
+        # `fused_decode` reads an expert's weights once for every `block_m` of its rows.
+        crowded = rows + 1.5 * math.sqrt(rows)
+        self._decode_tall = next((m for m in DECODE_BLOCK_M if m >= crowded), DECODE_BLOCK_M[-1])
+        self._decode_m = tuple(
+            m for m in DECODE_BLOCK_M if m <= max(16, 2 * self._decode_tall) and m >= min(64, rows / 2)
+        )
         self._block_k = tuple(k for k in BLOCK_K if k <= 128) if problem.scheme.block_shape else BLOCK_K
 
     def fixed(self) -> list[Candidate]:
@@ -104,7 +111,7 @@ class Space:
         """The forms that an exploration of `fused_decode` on an H200 found best, from few tokens to many.
 
         There (Qwen3-30B-A3B, fp8_tensor) shared memory for one more block per SM was worth more than a
-        deeper pipeline.
+        deeper pipeline. Where an expert has more rows than theirs, one block of rows still takes them all.
         """
         wide = 64 if self.problem.scheme.weight_bytes == 2 else 128
         deep = wide if self.problem.scheme.block_shape else 2 * wide
@@ -122,7 +129,7 @@ class Space:
         ):
             starts.append(
                 FusedDecodeCandidate(
-                    block_m=m,
+                    block_m=m if self._decode_tall <= 16 else self._decode_tall,
                     gate_up_block_n=n,
                     gate_up_block_k=k,
                     gate_up_stages=stages,
@@ -209,7 +216,7 @@ class Space:
         if not self.problem.scheme.is_fp8:
             steps = (64, 128)
         choices: dict[str, tuple[Any, ...]] = {
-            "m": DECODE_BLOCK_M,
+            "m": self._decode_m,
             "gate_up_n": DECODE_GATE_UP_N,
             "gate_up_k": steps,
             "gate_up_stages": DECODE_STAGES,

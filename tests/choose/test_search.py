@@ -8,7 +8,13 @@ import pytest
 from autotune.choose.space import Space
 from autotune.choose.study import TokenStudy
 from autotune.kernels.specs import fits
-from autotune.vocabulary.candidate import Candidate, DeepGemmCandidate, FusedTritonCandidate, TritonCandidate
+from autotune.vocabulary.candidate import (
+    Candidate,
+    DeepGemmCandidate,
+    FusedDecodeCandidate,
+    FusedTritonCandidate,
+    TritonCandidate,
+)
 from autotune.vocabulary.measurement import Measurement, Status
 from autotune.vocabulary.problem import Problem
 from tests.choose.evidence import screen
@@ -152,3 +158,15 @@ def test_only_backends_without_options_exhaust_at_once() -> None:
     made = study(only=frozenset({"deep_gemm"}))
     assert made.propose(8, made.space.fixed()) == [DeepGemmCandidate()]
     assert made.exhausted
+
+
+@pytest.mark.parametrize(("tokens", "tall"), [(8, 16), (48, 32), (128, 64)])
+def test_the_decode_kernel_starts_with_blocks_as_tall_as_an_experts_rows(tokens: int, tall: int) -> None:
+    """Mixtral's experts have 2, 12 and 32 rows there: a shorter block would read the weights again."""
+    mixtral = Problem.parse("E=8,N=14336,K=4096,topk=2,scheme=fp8_tensor")
+    made = space(tokens, mixtral)
+    rows = {c.block_m for c in made.seeds(BASELINE, []) if isinstance(c, FusedDecodeCandidate)}
+    assert max(rows) == tall
+    searched = {c.block_m for c in drawn(made, 200) if isinstance(c, FusedDecodeCandidate)}
+    assert {tall, max(8, tall // 2)} <= searched
+    assert max(searched) <= 2 * tall

@@ -73,5 +73,5 @@ def test_no_time_means_no_row_and_no_evidence_is_said(
     quick = ["--replay", "--model", MODEL, "--tokens", "1,8", "--seconds", "0", "--out", str(tmp_path)]
     assert program.main(quick) == 0
     assert "not measured: 1, 8" in capsys.readouterr().err
-    assert program.main(["--replay", "--model", "qwen-moe-bf16", "--out", str(tmp_path)]) == 1
+    assert program.main(["--replay", "--model", "mixtral-8x7b-bf16", "--out", str(tmp_path)]) == 1
     assert "Measure it on a GPU" in capsys.readouterr().err

@@ -27,7 +27,8 @@ def test_the_list_names_every_model_with_dimensions_and_source() -> None:
         (row,) = (line.split() for line in lines if line.split()[:1] == [model.name])
         assert row[1:5] == [str(n) for n in (model.experts, model.intermediate, model.hidden, model.topk)]
         assert row[5:7] == [model.act, model.scheme.value]
-        assert row[7:] == (["h200"] if model.name in ("qwen-moe-fp8", "qwen-moe-fp8-tensor") else [])
+        recorded = {"qwen-moe-fp8", "qwen-moe-fp8-tensor", "qwen-moe-bf16"}
+    assert row[7:] == (["h200"] if model.name in recorded else [])
         (first,) = (n for n, line in enumerate(lines) if line.startswith(f"{model.name}: "))
         about = " ".join(" ".join(lines[first : first + 6]).split())
         assert model.source in about
@@ -42,7 +43,7 @@ def test_json_is_for_machines() -> None:
     listed = json.loads(result.stdout)
     assert [entry["name"] for entry in listed] == [model.name for model in MODELS]
     there = [{"gpu": "NVIDIA_H200", "evidence": True, "table": True}]
-    assert [entry["recorded"] for entry in listed[:3]] == [there, there, []]
+    assert [entry["recorded"] for entry in listed[:3]] == [there, there, there]
     assert listed[0]["problem"] == "E=128,N=768,K=2048,topk=8,scheme=fp8_block128"
 
 

@@ -19,6 +19,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+RECORDED = {"qwen-moe-fp8", "qwen-moe-fp8-tensor", "qwen-moe-bf16"}
+
+
 def test_the_list_names_every_model_with_dimensions_and_source() -> None:
     result = run()
     assert result.returncode == 0, result.stderr
@@ -27,8 +30,7 @@ def test_the_list_names_every_model_with_dimensions_and_source() -> None:
         (row,) = (line.split() for line in lines if line.split()[:1] == [model.name])
         assert row[1:5] == [str(n) for n in (model.experts, model.intermediate, model.hidden, model.topk)]
         assert row[5:7] == [model.act, model.scheme.value]
-        recorded = {"qwen-moe-fp8", "qwen-moe-fp8-tensor", "qwen-moe-bf16"}
-    assert row[7:] == (["h200"] if model.name in recorded else [])
+        assert row[7:] == (["h200"] if model.name in RECORDED else [])
         (first,) = (n for n, line in enumerate(lines) if line.startswith(f"{model.name}: "))
         about = " ".join(" ".join(lines[first : first + 6]).split())
         assert model.source in about

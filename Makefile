@@ -51,7 +51,8 @@ bench-serve: ## with a CUDA GPU and vLLM in PYTHON: serve with and without the p
 bench-vllm: ## with a CUDA GPU and vLLM in PYTHON: stock vLLM against the plugin, in turns and rounds, both schemes
 	@set -e; export PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}"; for scheme in $(BENCH_SCHEMES); do \
 		echo "==> autotune lab run --scheme $$scheme $(BENCH_ARGS)" >&2; \
-		$(PYTHON) -m autotune lab run --scheme $$scheme --out bench-results/lab-$$scheme $(BENCH_ARGS); \
+		long=; [ $$scheme != fp8_block128 ] || long='--point 1@16384+16'; \
+		$(PYTHON) -m autotune lab run --scheme $$scheme --out bench-results/lab-$$scheme --point 1@128 $$long $(BENCH_ARGS); \
 		$(PYTHON) -m autotune lab report bench-results/lab-$$scheme; \
 	done
 

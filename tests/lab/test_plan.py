@@ -39,10 +39,22 @@ def plan_of(**given: object) -> Plan:
     options: dict[str, object] = {
         "scheme": "fp8_tensor", "layers": 48, "arms": "stock,all", "concurrency": "1,8",
         "prompts": "128:4096", "output": 128,
-        "requests": None, "rounds": 3, "seed": 1, "servers": None, "cache": "warm",
+        "requests": None, "more": [], "rounds": 3, "seed": 1, "servers": None, "cache": "warm",
         "gpu_memory": 0.9, "env": [], "serve_args": [], "table": TENSOR.digest,
     }  # fmt: skip
     return make_plan(**{**options, **given})  # type: ignore[arg-type]
+
+
+def test_single_points_are_added_once() -> None:
+    plan = plan_of(more=["1@128", "1@16384+16", "2@64:512", "1@128:4096"])
+    named = {point.name: point.requests for point in plan.points}
+    assert named == {
+        "c1-p128-4096-o128": 12, "c8-p128-4096-o128": 32, "c1-p128-128-o128": 12,
+        "c1-p16384-16384-o16": 12, "c2-p64-512-o128": 12,
+    }  # fmt: skip
+    for wrong in ("128", "@128", "1@", "1@a:b", "1@128+x", "x@1"):
+        with pytest.raises(UsageError, match="--point takes"):
+            plan_of(more=[wrong])
 
 
 def test_only_the_decode_kernels_routes_remain() -> None:

@@ -35,9 +35,9 @@ WARPS = (4, 8)
 STAGES = (2, 3, 4, 5)
 DECODE_BLOCK_M = (8, 16, 32, 64, 128)
 DECODE_GATE_UP_N = (16, 32, 64)
-DECODE_DOWN_N = (32, 64, 128)
+DECODE_DOWN_N = (32, 64, 128, 256)
 DECODE_STAGES = (3, 4, 5)
-DECODE_DOWN_STAGES = (0, 3, 4, 5)
+DECODE_DOWN_STAGES = (0, 2, 3, 4, 5)
 DECODE_WARPS = (2, 4)
 DECODE_SPLITS = (1, 2, 4)
 
@@ -114,6 +114,8 @@ class Space:
         deeper pipeline. Where an expert has more rows than theirs, one block of rows still takes them all.
         """
         wide = 64 if self.problem.scheme.weight_bytes == 2 else 128
+        # With a short reduction a block has little to read for what it costs to hand its rows on.
+        broad, pipeline = (256, 2) if self.problem.N <= 512 else (128, 4)
         deep = wide if self.problem.scheme.block_shape else 2 * wide
         first = self.problem.scheme.is_fp8
         starts: list[Candidate] = []
@@ -121,9 +123,9 @@ class Space:
             (16, 32, deep, 4, 64, wide, 3, 4, 1),
             (8, 32, deep, 3, 64, deep, 3, 4, 1),
             (8, 32, wide, 4, 64, wide, 3, 2, 1),
-            (8, 64, wide, 3, 128, wide, 3, 4, 1),
-            (16, 64, wide, 4, 128, wide, 4, 4, 1),
-            (16, 64, wide, 4, 128, wide, 4, 4, 2),
+            (8, 64, wide, 3, broad, wide, min(3, pipeline), 4, 1),
+            (16, 64, wide, 4, broad, wide, pipeline, 4, 1),
+            (16, 64, wide, 4, 128, wide, pipeline, 4, 2),
             (16, 32, deep, 4, 64, wide, 0, 4, 1),
             (16, 32, wide, 4, 32, wide, 0, 4, 1),
         ):

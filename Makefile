@@ -18,7 +18,7 @@ export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
 .PHONY: help sweep test lint test-slow test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-recompiles setup-run setup-test sources
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 sweep: setup-run ## sweep qwen-moe-fp8 for the H200; without one, answered from recorded evidence
 	@echo "==> bringing the database up to date (autotune db upgrade)" >&2

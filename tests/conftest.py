@@ -1,4 +1,4 @@
-"""Shared test set-up: tests marked `gpu` run only where there is a CUDA GPU."""
+"""Shared test set-up: property tests without deadlines; tests marked `gpu` only where there is a CUDA GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import importlib.util
 from functools import cache
 
 import pytest
+
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # A deadline measures the machine, which others may share, and not the code.
+    settings.register_profile("shared-machine", deadline=None)
+    settings.load_profile("shared-machine")
 
 
 @cache

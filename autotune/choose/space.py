@@ -23,6 +23,7 @@ from autotune.vocabulary.candidate import (
 )
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.text import counted
 
 TUNABLE: tuple[BackendName, ...] = ("triton", "fused_triton", "fused_decode")
 """Backends with options to search; the others have one candidate each."""
@@ -65,7 +66,9 @@ class Space:
         }
         if tokens * problem.topk > DECODE_PAIRS and "fused_decode" in self.support:
             most = DECODE_PAIRS // problem.topk
-            self.support["fused_decode"] = Support(False, f"fused_decode takes up to {most} tokens here")
+            self.support["fused_decode"] = Support(
+                False, f"fused_decode takes up to {counted(most, 'token')} here"
+            )
         self.backends = tuple(name for name, support in self.support.items() if support.ok)
         self.tunable = tuple(name for name in self.backends if name in TUNABLE)
         # Swap-AB matters for WGMMA only, which has capability 9.0; vLLM's kernel swaps FP8 only.

@@ -146,7 +146,7 @@ def run(
 
     from autotune.cli.lab_plan import read_plan, starter_table
     from autotune.lab.results import Folder
-    from autotune.lab.running import Options, run_plan
+    from autotune.lab.running import Options, check_arms, run_plan
     from autotune.lab.tables import read_table
 
     if plan is not None:
@@ -159,6 +159,7 @@ def run(
             requests=requests, more=point or [], rounds=rounds, seed=seed, servers=servers, cache=cache,
             gpu_memory=gpu_memory, env=env or [], serve_args=serve_arg or [], table=read_table(file).digest,
         )  # fmt: skip
+    check_arms(made, read_table(file) if made.table and file else None)
     if show:
         typer.echo(made.model_dump_json(indent=1))
         return

@@ -1,4 +1,4 @@
-"""What comes with this installation, by model: recorded evidence and starter tables."""
+"""What comes with this installation, by layer: recorded evidence and starter tables."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 from autotune.vocabulary.catalogue import MODELS
 from autotune.vocabulary.environment import GPU_ALIASES
+from autotune.vocabulary.measurement import Checkpoint
+from autotune.vocabulary.model import Model
 
 _KINDS = {"evidence": ".jsonl.gz", "tables": ".json"}
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """What there is for one model on one GPU.
+    """What there is for one layer and checkpoint format on one GPU.
 
     Args:
         gpu: vLLM's device name.
@@ -37,9 +39,13 @@ class Shipped:
         return asdict(self)
 
 
-def shipped() -> dict[str, list[Shipped]]:
-    """By model name, told from the names of the files alone: GPU and model with a hyphen between."""
-    found: dict[str, dict[str, set[str]]] = {}
+def shipped() -> dict[tuple[str, Checkpoint], list[Shipped]]:
+    """By problem and checkpoint format, whatever model has that layer.
+
+    Told from the names of the files alone: GPU and model with a hyphen between; the layer is that model's,
+    not split.
+    """
+    found: dict[tuple[str, Checkpoint], dict[str, set[str]]] = {}
     for kind, ending in _KINDS.items():
         folder = files("autotune") / "data" / kind
         for file in folder.iterdir() if folder.is_dir() else ():
@@ -48,18 +54,19 @@ def shipped() -> dict[str, list[Shipped]]:
             named = _split(file.name.removesuffix(ending))
             if named is not None:
                 gpu, model = named
-                found.setdefault(model, {}).setdefault(gpu, set()).add(kind)
+                key = (str(model.problem()), model.checkpoint)
+                found.setdefault(key, {}).setdefault(gpu, set()).add(kind)
     return {
-        model: [Shipped(gpu, "evidence" in kinds, "tables" in kinds) for gpu, kinds in sorted(gpus.items())]
-        for model, gpus in found.items()
+        key: [Shipped(gpu, "evidence" in kinds, "tables" in kinds) for gpu, kinds in sorted(gpus.items())]
+        for key, gpus in found.items()
     }
 
 
-def _split(stem: str) -> tuple[str, str] | None:
+def _split(stem: str) -> tuple[str, Model] | None:
     # Both parts may hold hyphens: the longest model name that ends the file's name is meant.
-    names = [m.name for m in MODELS if stem.endswith(f"-{m.name}")]
-    if not names:
+    named = [m for m in MODELS if stem.endswith(f"-{m.name}")]
+    if not named:
         return None
-    model = max(names, key=len)
-    gpu = stem.removesuffix(f"-{model}")
+    model = max(named, key=lambda m: len(m.name))
+    gpu = stem.removesuffix(f"-{model.name}")
     return next((known for known in GPU_ALIASES.values() if known.casefold() == gpu), gpu), model

@@ -180,6 +180,44 @@ def test_what_is_no_plan_is_refused(given: dict[str, object], message: str) -> N
         plan_of(**given)
 
 
+def test_an_arm_without_a_winner_is_refused_before_its_plan_is_shown(tmp_path: Path) -> None:
+    """Which one it is follows from the starter table, which a new recording may change."""
+    import subprocess
+    import sys
+
+    from autotune.lab.running import check_arms
+
+    without = [
+        name
+        for name, arm in known_arms(Scheme.FP8_BLOCK128).items()
+        if arm.table not in (None, "published", "nothing") and not _has_winner(BLOCK, arm.table)
+    ]
+    assert without, "the starter table has a winner for every arm: take another table for this test"
+    command = [sys.executable, "-m", "autotune", "lab", "run", "--scheme", "fp8_block128", "--show"]
+    out = ["--out", str(tmp_path / "x"), "--arms"]
+    refused = subprocess.run([*command, *out, without[0]], capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"no winning route for the arm '{without[0]}'" in refused.stderr
+    shown = subprocess.run([*command, *out, "route"], capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    file = tmp_path / "plan.json"
+    file.write_text(shown.stdout)
+    again = subprocess.run(
+        [*command, "--out", "x", "--plan", str(file)], capture_output=True, text=True, timeout=60
+    )
+    assert again.stdout == shown.stdout
+    with pytest.raises(UsageError, match="is not the plan's"):
+        check_arms(Plan.model_validate_json(shown.stdout), TENSOR)
+
+
+def _has_winner(table: RoutingTable, to: Restriction | None) -> bool:
+    assert to is not None
+    try:
+        return bool(winners(restricted(table, to)))
+    except UsageError:
+        return False
+
+
 def test_every_arm_goes_first_in_turn() -> None:
     plan = plan_of(arms="stock,all,static")
     firsts = [plan.order(turn)[0].name for turn in range(6)]

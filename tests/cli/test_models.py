@@ -110,8 +110,11 @@ def test_recorded_is_told_by_the_layer_and_not_by_the_name(tmp_path: Path) -> No
     file.write_text(json.dumps(config))
     assert recorded(str(file)) == ["NVIDIA_H200"]
     del config["quantization_config"]
+    config["moe_intermediate_size"] = 640
     file.write_text(json.dumps(config))
     assert recorded(str(file)) == []
+    assert recorded("deepseek-r1") == []
+    assert recorded("deepseek-r1", "--tp", "8") == ["NVIDIA_H200"]
 
 
 def test_a_split_needs_a_model_and_a_size() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
@@ -11,6 +12,7 @@ from autotune.vocabulary.environment import GPU_ALIASES
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.model import Model
 
+_RANKS = re.compile(r"-tp(\d+)$")
 _KINDS = {"evidence": ".jsonl.gz", "tables": ".json"}
 
 
@@ -42,8 +44,8 @@ class Shipped:
 def shipped() -> dict[tuple[str, Checkpoint], list[Shipped]]:
     """By problem and checkpoint format, whatever model has that layer.
 
-    Told from the names of the files alone: GPU and model with a hyphen between; the layer is that model's,
-    not split.
+    Told from the names of the files alone: GPU and model with a hyphen between; `-tp8` behind them where
+    the layer is one rank's of eight.
     """
     found: dict[tuple[str, Checkpoint], dict[str, set[str]]] = {}
     for kind, ending in _KINDS.items():
@@ -53,8 +55,8 @@ def shipped() -> dict[tuple[str, Checkpoint], list[Shipped]]:
                 continue
             named = _split(file.name.removesuffix(ending))
             if named is not None:
-                gpu, model = named
-                key = (str(model.problem()), model.checkpoint)
+                gpu, model, tp = named
+                key = (str(model.problem(tp=tp)), model.checkpoint)
                 found.setdefault(key, {}).setdefault(gpu, set()).add(kind)
     return {
         key: [Shipped(gpu, "evidence" in kinds, "tables" in kinds) for gpu, kinds in sorted(gpus.items())]
@@ -62,11 +64,17 @@ def shipped() -> dict[tuple[str, Checkpoint], list[Shipped]]:
     }
 
 
-def _split(stem: str) -> tuple[str, Model] | None:
+def _split(stem: str) -> tuple[str, Model, int] | None:
+    split = _RANKS.search(stem)
+    stem = _RANKS.sub("", stem)
     # Both parts may hold hyphens: the longest model name that ends the file's name is meant.
     named = [m for m in MODELS if stem.endswith(f"-{m.name}")]
     if not named:
         return None
     model = max(named, key=lambda m: len(m.name))
     gpu = stem.removesuffix(f"-{model.name}")
-    return next((known for known in GPU_ALIASES.values() if known.casefold() == gpu), gpu), model
+    return (
+        next((known for known in GPU_ALIASES.values() if known.casefold() == gpu), gpu),
+        model,
+        int(split[1]) if split else 1,
+    )

@@ -61,7 +61,9 @@ def fetch_source(version: str) -> Path:
     if target.is_dir():
         return target
     with _staging() as staging:
-        print(f"vLLM {version}: downloading the wheel (some hundred MB, 35 to 60 MB are kept)", file=sys.stderr)
+        print(
+            f"vLLM {version}: downloading the wheel (some hundred MB, 35 to 60 MB are kept)", file=sys.stderr
+        )
         platforms = [word for tag in PLATFORMS for word in ("--platform", tag)]
         _pip(
             "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--python-version", "3.12",

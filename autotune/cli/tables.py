@@ -89,7 +89,7 @@ def _note(table: RoutingTable) -> str:
         f"table {table.digest[:12]}, recorded {table.recording.first:%Y-%m-%d}; times are microseconds "
         "per layer call, median; `at least` is the one-sided 95% bound; `floor` is the time to read the "
         "weights of the experts touched or to multiply, whichever is longer; `of floor` is how much of that "
-        "rate is reached"
+        'rate is reached; what the letters of a candidate mean: docs/measuring.md, "Reading a candidate"'
     )
 
 
@@ -113,7 +113,7 @@ def render_static(table: RoutingTable, concurrencies: Sequence[int]) -> Table:
     )
     view.add_column("concurrency", justify="right")
     view.add_column("backend")
-    view.add_column("layer time over the profile, against the next best")
+    view.add_column("by layer time over that traffic")
     for c in concurrencies:
         choice = table.static_choice(TrafficProfile.concurrency(c), allowed)
         if choice is None:
@@ -121,7 +121,7 @@ def render_static(table: RoutingTable, concurrencies: Sequence[int]) -> Table:
             continue
         others = sorted((us, name) for name, us in choice.total_us.items() if name != choice.backend)
         best = choice.total_us[choice.backend]
-        versus = f"{others[0][0] / best:.3f}x {others[0][1]}" if others else "no other backend covers it"
+        versus = f"{others[0][0] / best:.3f}x as fast as {others[0][1]}" if others else "no other covers it"
         view.add_row(str(c), choice.backend, versus)
     return view
 

@@ -452,7 +452,7 @@ def test_vllm_files_of_all_tables_and_of_one(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.exception
     assert result.stdout == ""
-    assert "not in the file: unmeasured counts: at 65 and above" in result.stderr
+    assert "not in the file: counts without a measured Triton tile: at 65 and above" in result.stderr
     names = sorted(p.name for p in Path("folder").iterdir())
     assert names == [
         "E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json",

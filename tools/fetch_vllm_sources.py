@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "vllm"
-VERSIONS = ("0.25.1", "0.33.0")
+VERSIONS = ("0.25.1",)
 KEEP = (".py", ".json")
 
 PACKAGES = (

@@ -32,7 +32,7 @@ from tests.vllm_plugin.faults import TOO_LARGE, TOO_LARGE_OWN, add_faults
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 Env = dict[str, str]
-VERSIONS = os.environ.get("AUTOTUNE_VLLM_VERSIONS", "0.25.1 0.33.0").replace(",", " ").split()
+VERSIONS = os.environ.get("AUTOTUNE_VLLM_VERSIONS", "0.25.1").replace(",", " ").split()
 
 BLOCK = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_block128")
 TENSOR = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_tensor")

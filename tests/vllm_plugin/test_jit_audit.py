@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.vllm_plugin.conftest import VERSIONS
+
 pytest.importorskip("triton")
 
 PER_TENSOR = "E=128,N=768,K=2048,topk=8,scheme=fp8_tensor"
 
 
-@pytest.fixture(params=os.environ.get("AUTOTUNE_VLLM_VERSIONS", "0.25.1 0.33.0").replace(",", " ").split())
+@pytest.fixture(params=VERSIONS)
 def vllm_version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -8,7 +8,8 @@ TORCH_PIP_ARGS ?=
 SWEEP_ARGS ?=
 BENCH_ARGS ?=
 BENCH_SCHEMES ?= fp8_tensor fp8_block128
-PYTEST_ARGS ?= -n 2 --dist loadfile -m 'not slow'
+SPREAD := -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= $(SPREAD) -m 'not slow'
 VLLM_VERSIONS ?= 0.25.1
 OTHER_VLLM_VERSIONS ?= 0.26.0 0.28.0 0.30.0 0.33.0
 
@@ -40,10 +41,10 @@ lint: setup-test ## ruff and mypy only
 
 test-slow: setup-test sources other-sources ## run what `make test` leaves out: slow tests, and the plugin in other vLLM versions
 	@echo "==> pytest -m slow" >&2
-	@$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -m slow $(SPREAD)
 	@echo "==> the plugin in vLLM $(OTHER_VLLM_VERSIONS)" >&2
 	@AUTOTUNE_VLLM_VERSIONS="$(OTHER_VLLM_VERSIONS)" $(BIN)/python -m pytest tests/vllm_plugin \
-		-m 'not slow' -k "$$(echo $(OTHER_VLLM_VERSIONS) | sed 's/ / or /g')" -n 2 --dist loadfile
+		-m 'not slow' -k "$$(echo $(OTHER_VLLM_VERSIONS) | sed 's/ / or /g')" $(SPREAD)
 
 test-gpu: setup-test ## run the tests that need a CUDA GPU
 	@echo "==> pytest -m gpu" >&2

@@ -220,7 +220,7 @@ def test_a_killed_sweep_loses_and_repeats_nothing(tmp_path: Path, after: int) ->
     assert max(keys.values()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_sweep_keeps_its_measurements(tmp_path: Path, number: signal.Signals) -> None:
     counts = tuple(range(1, 41))
     recording = record(tmp_path / "long.jsonl.gz", counts, 12)
@@ -308,6 +308,7 @@ def test_the_first_publication_is_undone_by_the_command_that_is_printed(
     assert json.loads(there(*look).stdout)["revision"] == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_started_by_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     counts = tuple(range(1, 41))
     recording = record(tmp_path / "long.jsonl.gz", counts, 12)

@@ -140,7 +140,9 @@ def decode_launches(
     return candidate, list(fused_decode.plan(weights, inputs, candidate, torch.empty_like(inputs.hidden)))
 
 
-@pytest.mark.parametrize("scheme", DECODE)
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(s, marks=[pytest.mark.slow] if s is Scheme.BF16 else []) for s in DECODE]
+)
 @pytest.mark.parametrize(
     ("tokens", "options"),
     [

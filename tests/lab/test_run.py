@@ -37,6 +37,7 @@ def counted(file: Path) -> int:
     return len(file.read_text()) if file.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_measures_nothing_twice(model: Path, tmp_path: Path) -> None:
     counts = {name: tmp_path / f"{name}.count" for name in ("stock", "fast")}
     plan = stand_in_plan(

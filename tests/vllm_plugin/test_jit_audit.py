@@ -96,6 +96,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_the_plugin_can_apply_and_take_back_the_unspecialized_kernel(
     vllm_path: dict[str, list[str]], vllm_version: str
 ) -> None:
@@ -117,6 +118,7 @@ def test_the_plugin_can_apply_and_take_back_the_unspecialized_kernel(
     assert "no triton.jit function" in found["reason"]
 
 
+@pytest.mark.slow
 def test_a_warm_up_knows_every_variant_from_one_token_on(vllm_path: dict[str, list[str]]) -> None:
     version = next(iter(vllm_path))
     env = {

@@ -59,6 +59,7 @@ def table_file(version: str, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_start_compiles_what_the_table_reaches_and_a_second_reads_it(
     vllm_path: dict[str, list[str]], tmp_path: Path, version: str

@@ -70,7 +70,7 @@ def sweep(
         Path | None, typer.Option(help="A recording to replay instead of the one shipped.", exists=True)
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the newest run of this problem.")
+        bool, typer.Option("--resume", help="Continue the newest run of this problem and routing.")
     ] = False,
     publish: Annotated[
         bool, typer.Option("--publish", help="Publish the table to the channel `stable`.")
@@ -117,10 +117,10 @@ def sweep(
         store = DatabaseStore(database)
         run = None
         if resume:
-            runs = list(store.runs(problem, runner.machine.environment))
+            runs = list(store.runs(problem, runner.machine.environment, kind, routing))
             run = runs[-1] if runs else None
             if run is None:
-                console.print("nothing to resume for this problem here: starting a new run")
+                console.print("no run of this problem and routing to resume here: starting a new one")
         plan = SweepPlan(
             problem=problem,
             checkpoint=kind,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,28 @@ def test_what_was_not_recorded_is_refused_before_anything_runs(
     assert "uniform" in done.stderr
     assert "--resume" not in done.stderr
     assert not (tmp_path / "sweep.db").exists()
+
+
+def test_resuming_takes_the_run_of_the_same_routing(tmp_path: Path) -> None:
+    store = ListStore()
+    for hour, routing in enumerate(("zipf:1.2", "uniform")):
+        runner = SimulatedRunner(planted, clock=lambda hour=hour: datetime(2026, 11, 1, hour, tzinfo=UTC))
+        plan = SweepPlan(
+            problem=PROBLEM, checkpoint="fp8", tokens=(8,), trials=12, budget_s=None, routing=routing,
+            run=f"run-{routing[:4]}",
+        )  # fmt: skip
+        Sweep(plan, runner, store, Quiet()).execute()
+    evidence = tmp_path / "both.jsonl.gz"
+    write_evidence(evidence, RecordingHeader(command="a test", machine="a simulation"), store.rows.values())
+    arguments = (*MODEL, "--tokens", "8", "--evidence", str(evidence))
+    skewed = (*arguments, "--routing", "zipf:1.2")
+    assert run(tmp_path, *skewed).returncode == 0
+    assert "no run of this problem and routing to resume" in run(tmp_path, *arguments, "--resume").stderr
+    for command, name in ((skewed, "run-zipf"), (arguments, "run-unif")):
+        done = run(tmp_path, *command, "--resume")
+        assert done.returncode == 0, done.stderr
+        kept = len([m for m in store.rows.values() if m.run == name])
+        assert f"resuming run {name}: {kept} measurements are there already" in " ".join(done.stderr.split())
 
 
 def test_it_says_that_an_unpublished_table_is_used_by_nothing(tmp_path: Path, evidence: Path) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from autotune.vocabulary.errors import ForbiddenError, UnauthorizedError, UnknownNameError, UsageError
+from autotune.vocabulary.files import read_text, reason
 
 Scope = Literal["measure", "publish", "telemetry"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 FORM = "AUTOTUNE_TOKENS is TOKEN:SCOPE+SCOPE,... or the path of a file with one such entry a line."
 _SHORTEST = 16
+_MOST_BYTES = 1 << 20
 
 
 class Tokens:
@@ -70,11 +72,16 @@ def read_tokens(text: str) -> Tokens:
     if not text:
         return Tokens()
     if text.startswith(("/", "./", "../", "~")):
-        path = Path(text).expanduser()
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            path = Path(text).expanduser()
+        except RuntimeError as error:
+            raise UsageError(
+                f"AUTOTUNE_TOKENS: {text!r} names no home folder: {error}", "Give a whole path."
+            ) from error
+        try:
+            lines = read_text(path, _MOST_BYTES).splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"The token file {path} cannot be read: {error}.", FORM) from error
+            raise UsageError(f"The token file {path} cannot be read: {reason(error)}.", FORM) from error
         entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     else:
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]

@@ -13,8 +13,11 @@ from typing import Any
 
 from autotune.client.addresses import shown
 from autotune.vocabulary.canonical import content_digest
+from autotune.vocabulary.files import MAX_BYTES, read_text, reason
 
 FORMAT = 1
+_MOST_BYTES = 4 * MAX_BYTES
+"""Of an answer's file, in which JSON escapes may stand for what the service sent as UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,11 @@ class LastKnownGood:
     def read(self) -> tuple[Kept | None, str]:
         """The stored answer, or None and why it is ignored (empty if there is none)."""
         try:
-            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            stored = json.loads(read_text(self.path, _MOST_BYTES))
         except FileNotFoundError:
             return None, ""
         except (OSError, ValueError, RecursionError) as error:
-            return None, f"the stored tables {self.path} are ignored: {error}"
+            return None, f"the stored tables {self.path} are ignored: {reason(error)}"
         if not isinstance(stored, dict) or [stored.get("format"), stored.get("asked")] != [
             FORMAT,
             self._asked,
@@ -93,8 +96,9 @@ def write_atomically(path: Path, text: str, *, private: bool = True) -> str | No
     """
     temporary: Path | None = None
     try:
-        if path.exists() and not path.is_file():
-            # A pipe or a device, such as /dev/stdout: it is written to, not replaced.
+        if not private and path.exists() and not path.is_file():
+            # A pipe or a device, such as /dev/stdout: it is written to, not replaced. Not where nobody names
+            # one, since writing to a pipe waits for a reader.
             path.write_text(text, encoding="utf-8")
             return None
         path.parent.mkdir(parents=True, exist_ok=True)

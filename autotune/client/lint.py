@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from autotune.vocabulary.errors import TableError, UsageError
+from autotune.vocabulary.files import read_text, reason
 from autotune.vocabulary.problem import PartialProblem
 from autotune.vocabulary.table import Route, RoutingTable, Verdict
 from autotune.vocabulary.wire import decode_tables
@@ -27,9 +28,9 @@ def lint_file(path: Path) -> list[str]:
     if not is_file(path):
         raise UsageError(f"There is no file {path}.", "Name a table or a vLLM config file.")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        return [f"it is not readable JSON: {error}"]
+        return [f"it is not readable JSON: {reason(error)}"]
     if path.name.startswith("E="):
         return lint_vllm_config(path.name, data)
     try:

@@ -75,9 +75,7 @@ def read_tokens(text: str) -> Tokens:
         try:
             path = Path(text).expanduser()
         except RuntimeError as error:
-            raise UsageError(
-                f"AUTOTUNE_TOKENS: {text!r} names no home folder: {error}", "Give a whole path."
-            ) from error
+            raise UsageError("AUTOTUNE_TOKENS begins with ~, but names no home folder.", FORM) from error
         try:
             lines = read_text(path, _MOST_BYTES).splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -88,7 +86,15 @@ def read_tokens(text: str) -> Tokens:
     if not entries:
         # Set, so somebody means to let others write; a service that takes no writes is not what they want.
         raise UsageError("AUTOTUNE_TOKENS is set but names no token.", FORM)
-    return Tokens(_entry(position, entry) for position, entry in enumerate(entries, 1))
+    read = [_entry(position, entry) for position, entry in enumerate(entries, 1)]
+    first: dict[str, int] = {}
+    for position, (token, _) in enumerate(read, 1):
+        if (before := first.setdefault(token, position)) != position:
+            raise UsageError(
+                f"Tokens {before} and {position} are the same.",
+                "Give it once, with all its scopes: TOKEN:SCOPE+SCOPE.",
+            )
+    return Tokens(read)
 
 
 def _entry(position: int, entry: str) -> tuple[str, frozenset[Scope]]:

@@ -72,6 +72,8 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
         ("short:measure", UsageError),
         ("long-enough-token-1:admin", UnknownNameError),
         ("/no/such/file", UsageError),
+        ("~no-such-user/long-enough-token-1:measure", UsageError),
+        ("long-enough-token-1:measure,another-long-token:publish,long-enough-token-1:publish", UsageError),
         (",,,", UsageError),
         (" , ", UsageError),
     ],
@@ -80,6 +82,8 @@ def test_bad_tokens_are_refused_without_being_shown(text: str, error: type[Usage
     with pytest.raises(error) as caught:
         read_tokens(text)
     assert "long-enough" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
 
 
 def test_measurements_are_appended_once(client: TestClient, database: Database) -> None:

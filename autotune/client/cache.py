@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.files import MAX_BYTES, read_text, reason
 
 FORMAT = 1
+_TAG = re.compile(r'(W/)?"[\x21\x23-\x7e]{1,500}"')
 _MOST_BYTES = 4 * MAX_BYTES
 """Of an answer's file, in which JSON escapes may stand for what the service sent as UTF-8."""
 
@@ -26,7 +28,8 @@ class Kept:
 
     Args:
         body: what the service sent, digest checked.
-        etag: to ask with `If-None-Match`; None if the service sent none.
+        etag: to ask with `If-None-Match`; None if the service sent none that can be sent back and names
+            this body.
         saved_at: when it was fetched, ISO 8601.
     """
 
@@ -69,20 +72,31 @@ class LastKnownGood:
                 None,
                 f"the stored tables {self.path} are ignored: the digest does not match their content",
             )
-        etag = stored.get("etag")
-        return Kept(body, etag if isinstance(etag, str) else None, str(stored.get("saved_at"))), ""
+        return Kept(body, _usable(stored.get("etag"), body), str(stored.get("saved_at"))), ""
 
     def write(self, body: dict[str, Any], etag: str | None) -> str:
         """Store an answer; returns why that failed, or an empty string."""
         stored = {
             "format": FORMAT,
             "asked": self._asked,
-            "etag": etag,
+            "etag": _usable(etag, body),
             "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "body": body,
             "digest": content_digest(body),
         }
         return write_atomically(self.path, json.dumps(stored)) or ""
+
+
+def _usable(etag: object, body: dict[str, Any]) -> str | None:
+    """An entity tag that a request can carry and that belongs to this body; else None, and all is asked for.
+
+    The service's tags hold the digest of what they name. Another one could have come with another answer, and
+    "not modified" would then keep this body for good.
+    """
+    if not isinstance(etag, str) or not _TAG.fullmatch(etag):
+        return None
+    digest = body.get("digest")
+    return etag if isinstance(digest, str) and digest and digest in etag else None
 
 
 def write_atomically(path: Path, text: str, *, private: bool = True) -> str | None:

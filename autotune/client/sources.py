@@ -93,6 +93,8 @@ def from_url(settings: Settings, gpu: str | None) -> Snapshot:
     headers = {"If-None-Match": kept.etag} if kept and kept.etag else {}
     try:
         answer = get(f"{url}/routing/tables", params, headers, settings.timeout_s)
+        if answer.status == 304 and not headers:
+            raise UnreachableError("it answered HTTP 304 to a request that named no version")
         if answer.status == 304 and kept:
             tables, broken = decode_tables(kept.body)
             return Snapshot(tables, name, (*reasons, *broken), _nothing_usable(tables, broken))

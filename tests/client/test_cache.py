@@ -11,7 +11,7 @@ import pytest
 
 from autotune.client.cache import LastKnownGood, write_atomically
 
-BODY = {"tables": [], "digest": "x"}
+BODY = {"tables": [], "digest": "tag-x"}
 
 
 def store(folder: Path, **changes: str) -> LastKnownGood:
@@ -21,11 +21,11 @@ def store(folder: Path, **changes: str) -> LastKnownGood:
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert store(tmp_path).read() == (None, "")
-    assert store(tmp_path).write(BODY, '"tag"') == ""
+    assert store(tmp_path).write(BODY, '"tag-x"') == ""
     kept, reason = store(tmp_path).read()
     assert reason == ""
     assert kept is not None
-    assert (kept.body, kept.etag) == (BODY, '"tag"')
+    assert (kept.body, kept.etag) == (BODY, '"tag-x"')
     assert kept.saved_at.endswith("+00:00")
 
 

@@ -57,6 +57,20 @@ def test_a_broken_file_does_not_take_the_others_with_it(tmp_path: Path) -> None:
     assert "does not match its content" in found.reasons[0]
 
 
+@pytest.mark.parametrize("field", ["evidence", "routing", "driver"])
+def test_half_a_character_breaks_one_table_alone(tmp_path: Path, field: str) -> None:
+    write(tmp_path / "good.json", make_table().to_json_data())
+    data = make_table().to_json_data()
+    at = {"evidence": data["routes"][0], "routing": data, "driver": data["recording"]}[field]
+    at[field] = ["\ud800"] if field == "evidence" else "\ud800"
+    write(tmp_path / "half.json", data)
+    write(tmp_path / "half-in-a-list.json", {"tables": ["\ud800"], "digest": "\ud800"})
+    found = from_path(tmp_path)
+    assert [t.table for t in found.tables] == [make_table()]
+    assert found.miss is None
+    assert [reason.split(":")[0] for reason in found.reasons] == ["half-in-a-list.json", "half.json"]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[1]", "null", "[" * 100_000, '{"tables": 1}', "\ud800".encode("utf-8", "surrogatepass")],

@@ -34,6 +34,8 @@ class Publication:
     changed: bool
     previous: int | None
     """The revision that the channel pointed at before."""
+    mended: bool = False
+    """The channel pointed at this table already, but what was stored of it was damaged; it is whole now."""
 
 
 def publish(
@@ -49,7 +51,8 @@ def publish(
 ) -> Publication:
     """Make a revision of a table, or of "none", and point the channel at it.
 
-    A table that the channel points at already makes no new revision (`changed` is False).
+    A table that the channel points at already makes no new revision (`changed` is False); it is stored again
+    if it was damaged.
 
     Raises:
         UsageError: for an empty author or reason, or a bad channel name.
@@ -71,7 +74,8 @@ def publish(
     previous = None if now is None else now.number
     digest = None if table is None else table.digest
     if now is not None and now.table_digest == digest:
-        return Publication(now, channel, changed=False, previous=previous)
+        mended = table is not None and repository.store(table)
+        return Publication(now, channel, changed=False, previous=previous, mended=mended)
     revision = repository.add(key, table, author.strip(), reason.strip())
     return Publication(
         repository.move(channel, revision, author.strip(), reason.strip()), channel, True, previous
@@ -85,6 +89,7 @@ def activate(
 
     Raises:
         NotFoundError: if there is no such revision.
+        TableError: if its stored table is damaged, so that it would answer nothing.
         UsageError: for an empty author or reason, or a bad channel name.
     """
     check_texts(author, reason, channel)
@@ -93,6 +98,7 @@ def activate(
     target = repository.get(number)
     now = repository.pointed(target, channel)
     previous = None if now is None else now.number
+    repository.table(target)
     if previous == number:
         return Publication(target, channel, changed=False, previous=previous)
     moved = repository.move(channel, target, author.strip(), reason.strip())
@@ -118,6 +124,7 @@ def rollback(
     Raises:
         ConflictError: if there is nothing to go back to, or the given revision is of another problem.
         NotFoundError: if there is no revision of that number.
+        TableError: if its stored table is damaged.
         UsageError: for an empty author or reason, or a bad channel name.
     """
     key = Key(problem=problem, environment=environment, checkpoint=checkpoint)

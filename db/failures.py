@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -47,6 +48,11 @@ def translated(name: str) -> Iterator[None]:
         cause = _cause(error)
         hint = next((text for part, text in _HINTS if part in cause.casefold()), _DEFAULT_HINT)
         raise DatabaseError(f"{name} cannot be used: {cause}.", hint) from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DatabaseError(
+            f"{name} holds what cannot be read: {error}.",
+            "It was damaged or changed from outside; restore it from a copy, or name another with --db.",
+        ) from error
     except (exc.StatementError, OverflowError, UnicodeEncodeError) as error:
         # A value that the driver cannot even send: an integer beyond 64 bits, half of a surrogate pair.
         cause = str(getattr(error, "orig", None) or error)[:_MOST_CAUSE].rstrip(".")

@@ -273,7 +273,9 @@ def _publish(database: Any, table: Any, runner: Runner, console: Any) -> None:
     import getpass
 
     from autotune.publish import publish as publish_table
+    from autotune.vocabulary.text import printable
 
+    # Neither is the user's to say here, so whatever an account or a recording calls itself must do.
     reason = f"replay of {runner.machine.recording}" if runner.machine.recording else "sweep"
     try:
         author = getpass.getuser()
@@ -286,8 +288,8 @@ def _publish(database: Any, table: Any, runner: Runner, console: Any) -> None:
             problem=table.problem,
             environment=table.environment,
             checkpoint=table.checkpoint,
-            author=author,
-            reason=reason[:500],
+            author=printable(author).strip() or "unknown",
+            reason=printable(reason),
         )
     number, channel = made.revision.number, made.channel
     if made.changed:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from autotune.choose.sweep import Sweep, SweepPlan
-from autotune.measure.evidence_file import RecordingHeader, write_evidence
+from autotune.measure.evidence_file import RecordingHeader, read_evidence, write_evidence
 from autotune.vocabulary.candidate import Candidate, TritonCandidate
 from autotune.vocabulary.table import RoutingTable, Verdict
 from tests.choose.simulated import BASELINE, ListStore, Quiet, SimulatedRunner
@@ -244,6 +244,21 @@ def test_it_says_that_an_unpublished_table_is_used_by_nothing(tmp_path: Path, ev
     assert "published as revision 1 on channel stable" in published
     again = run(tmp_path, *MODEL, "--evidence", str(evidence), "--publish").stderr
     assert "nothing to publish" in again
+
+
+def test_publishing_takes_any_account_and_any_recording(tmp_path: Path, evidence: Path) -> None:
+    header, measurements = read_evidence(evidence)
+    odd = tmp_path / "odd.jsonl.gz"
+    write_evidence(odd, header.model_copy(update={"command": "one\ntwo \x1b[31m"}), measurements)
+    done = subprocess.run(
+        [*COMMAND, *MODEL, "--tokens", "8", "--evidence", str(odd), "--publish"],
+        cwd=tmp_path, env={**environment(tmp_path), "LOGNAME": "J\udcfcrg"}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(run(tmp_path, "revisions", "--json").stdout)["revisions"]
+    assert [r["author"] for r in listed] == ["J rg"]
+    assert "`one two  [31m`" in listed[0]["reason"]
 
 
 def test_an_interrupt_while_modules_are_imported_is_no_traceback(tmp_path: Path) -> None:

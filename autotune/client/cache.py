@@ -99,7 +99,7 @@ def _usable(etag: object, body: dict[str, Any]) -> str | None:
     return etag if isinstance(digest, str) and digest and digest in etag else None
 
 
-def write_atomically(path: Path, text: str, *, private: bool = True) -> str | None:
+def write_atomically(path: Path, content: str | bytes, *, private: bool = True) -> str | None:
     """Replace a file so that a reader sees the old or the new content, never a part, even after a crash.
 
     Args:
@@ -109,18 +109,21 @@ def write_atomically(path: Path, text: str, *, private: bool = True) -> str | No
         Why it failed (read-only, full disk), or None.
     """
     temporary: Path | None = None
+    data = content.encode() if isinstance(content, str) else content
     try:
         if not private and path.exists() and not path.is_file():
             # A pipe or a device, such as /dev/stdout: it is written to, not replaced. Not where nobody names
             # one, since writing to a pipe waits for a reader.
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(data)
             return None
+        if not private:
+            path = Path(os.path.realpath(path))  # a link stays a link
         path.parent.mkdir(parents=True, exist_ok=True)
         unused = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
         handle = os.open(unused, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         temporary = unused
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

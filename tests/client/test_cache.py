@@ -73,6 +73,18 @@ def test_the_cache_is_private_and_other_files_follow_the_umask(tmp_path: Path) -
     assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o640
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_a_link(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "folder" / "target.json", tmp_path / "link.json"
+    target.parent.mkdir()
+    if there:
+        target.write_text("old")
+    link.symlink_to(target)
+    assert write_atomically(link, "new", private=False) is None
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
 def test_a_device_is_written_to_and_not_replaced() -> None:
     assert write_atomically(Path("/dev/null"), "x", private=False) is None
     assert Path("/dev/null").is_char_device()

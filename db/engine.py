@@ -195,11 +195,12 @@ def _engine(url: URL) -> Engine:
     try:
         engine = create_engine(url, connect_args=arguments, pool_pre_ping=not sqlite)
     except ModuleNotFoundError as error:
+        what = "'moe-autotune[server]'" if url.drivername == "postgresql+psycopg" else error.name
         raise MissingDependencyError(
             f"The driver for {shown(url)} is not installed ({error.name}).",
-            "Install it: pip install 'moe-autotune[server]'.",
+            f"Install it: pip install {what}.",
         ) from error
-    except (exc.ArgumentError, exc.NoSuchModuleError) as error:
+    except (exc.ArgumentError, exc.NoSuchModuleError, ValueError) as error:
         raise UsageError(
             f"{shown(url)} cannot be opened: {error}.", "Use sqlite:///FILE or postgresql://USER@HOST/NAME."
         ) from error

@@ -9,7 +9,7 @@ import typer
 
 from autotune.cli.routing_sources import CHANNEL_HINT
 from autotune.client.addresses import channel_fault
-from autotune.client.lint import vllm_config_doubts, vllm_config_faults
+from autotune.client.lint import read_vllm_config, vllm_config_doubts, vllm_config_faults
 from autotune.client.snapshot import joined
 from autotune.client.sources import read_file
 from autotune.vocabulary.errors import TableError, UsageError
@@ -69,7 +69,7 @@ def show_vllm_config(file: Path) -> None:
     """
     partial = PartialProblem.parse_file_name(file.name)
     try:
-        data = json.loads(read_text(file))
+        data = read_vllm_config(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise TableError(
             f"{file} cannot be read: {unread(error)}.", "vLLM would fail on it; remove or mend it."

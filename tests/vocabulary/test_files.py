@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -16,15 +18,17 @@ import pytest
 from autotune.cli.lab_plan import read_plan
 from autotune.cli.publishing_files import read_table
 from autotune.cli.routing_import import show_vllm_config
+from autotune.cli.routing_sources import Sources, read_source, wanted
 from autotune.client.cache import LastKnownGood
 from autotune.client.lint import lint_file
 from autotune.client.snapshot import DIGEST_VARIABLE, PATH_VARIABLE, take_over
 from autotune.client.sources import from_path, read_file
+from autotune.db.engine import open_database
 from autotune.lab import tables as lab_tables
 from autotune.lab.results import Folder
 from autotune.measure.evidence_file import read_evidence
 from autotune.server.tokens import read_tokens
-from autotune.vocabulary.errors import AutotuneError
+from autotune.vocabulary.errors import AutotuneError, DatabaseError
 from autotune.vocabulary.files import MAX_BYTES, read_bytes, read_text
 from autotune.vocabulary.model_config import read_model_config
 from autotune.vocabulary.settings import Settings
@@ -151,6 +155,28 @@ def test_the_limit_is_what_may_be_read(tmp_path: Path) -> None:
         read_bytes(path, 1 << 20)
 
 
+def as_nobody(work: Callable[[], Any]) -> str:
+    """What `work` says or raises in a child of another account: root may read everything."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            said = work()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(tell, str(said).encode())
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(told, "rb") as reading:
+        text = reading.read().decode()
+    os.waitpid(pid, 0)
+    return text
+
+
 @pytest.fixture
 def open_place() -> Iterator[Path]:
     """A folder that other accounts can enter, which pytest's own is not for root."""
@@ -163,17 +189,61 @@ def open_place() -> Iterator[Path]:
 def test_a_folder_that_may_not_be_read_is_not_called_empty(open_place: Path) -> None:
     folder = open_place / "closed"
     folder.mkdir(mode=0o000)
-    told, tell = os.pipe()
-    # Root may read everything: in a child, as another account.
-    pid = os.fork()
-    if pid == 0:
-        if os.getuid() == 0:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-        os.write(tell, from_path(folder).why.encode())
-        os._exit(0)
-    os.close(tell)
-    os.waitpid(pid, 0)
-    with os.fdopen(told, "rb") as reading:
-        assert reading.read().decode() == f"{folder} cannot be read: Permission denied."
+    assert as_nobody(lambda: from_path(folder).why) == f"{folder} cannot be read: Permission denied."
+
+
+@pytest.fixture
+def shut(open_place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, which nobody but root may enter."""
+    folder = open_place / "shut"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("TABLE", "URL", "DB"):
+        monkeypatch.delenv(f"AUTOTUNE_{name}", raising=False)
+    folder.chmod(0o000)
+    return folder
+
+
+def test_a_working_folder_that_may_not_be_entered(shut: Path) -> None:
+    want = wanted("h200", "qwen-moe-fp8", None, 1, 1, None)
+    look_up = as_nobody(lambda: (found := read_source(want, Sources())) and (found.source, found.why))
+    assert look_up == "('starter', 'autotune.db cannot be looked for in this folder: Permission denied.')"
+    assert as_nobody(lambda: read_source(want, Sources(table=Path("t.json")))).startswith(
+        "UsageError: t.json cannot be read: Permission denied. Name"
+    )
+    for create in (True, False):
+        opened = as_nobody(lambda create=create: open_database("sqlite:///autotune.db", create=create))
+        assert opened.startswith("DatabaseError: sqlite:///autotune.db cannot be reached: Permission denied")
+
+
+def test_a_working_folder_that_was_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script = f"import os; os.rmdir({str(folder)!r}); from autotune.cli import main; main()"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE_")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    model = ["--gpu", "h200", "--model", "qwen-moe-fp8"]
+    for arguments, code in (
+        (["sweep", *model, "--tokens", "8", "--replay"], 1),
+        (["db", "upgrade"], 1),
+        (["serve", "--port", "1"], 1),
+        (["route", *model, "--tokens", "8"], 0),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], cwd=folder, env=environment, capture_output=True,
+            text=True, timeout=60,
+        )  # fmt: skip
+        folder.mkdir()
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert ("cannot be reached" in done.stderr) is (code == 1)
+
+
+def test_a_database_is_a_regular_file(tmp_path: Path) -> None:
+    for path in (pipe(tmp_path, "pipe.db"), Path("/dev/zero"), tmp_path):
+        for create in (True, False):
+            found = within_seconds(
+                lambda path=path, create=create: open_database(f"sqlite:///{path}", create=create)
+            )
+            assert isinstance(found, DatabaseError)
+            assert "is no regular file" in found.message

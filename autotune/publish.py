@@ -177,8 +177,11 @@ def check_texts(author: str, reason: str, channel: str) -> None:
     """
     for name, value in (("author", author), ("reason", reason)):
         if not value.strip() or len(value) > _MAX_TEXT or not value.isprintable():
+            odd = next((c for c in value if not c.isprintable()), "")
             raise UsageError(
-                f"The {name} must be one line of 1 to {_MAX_TEXT} characters.", f"Say it with --{name}."
+                f"The {name} must be one line of 1 to {_MAX_TEXT} characters"
+                f"{f', without {odd!a}' if odd else ''}.",
+                f"Say it with --{name}.",
             )
     if not _CHANNEL.fullmatch(channel):
         raise UsageError(

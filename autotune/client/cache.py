@@ -52,7 +52,8 @@ class LastKnownGood:
     def read(self) -> tuple[Kept | None, str]:
         """The stored answer, or None and why it is ignored (empty if there is none)."""
         try:
-            stored = json.loads(read_text(self.path, _MOST_BYTES))
+            # Without a home the folder lies where every account may write.
+            stored = json.loads(read_text(self.path, _MOST_BYTES, own=True))
         except FileNotFoundError:
             return None, ""
         except (OSError, ValueError, RecursionError) as error:

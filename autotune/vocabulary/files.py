@@ -12,14 +12,15 @@ MAX_BYTES = 32 * 1024 * 1024
 """Of a table file, as of a service's answer: one GPU's tables take some hundred kB."""
 
 
-def read_bytes(source: Path | Traversable, most: int = MAX_BYTES) -> bytes:
+def read_bytes(source: Path | Traversable, most: int = MAX_BYTES, *, own: bool = False) -> bytes:
     """The content of a regular file, without waiting for anybody to write it.
 
     Args:
         most: bytes that it may have.
+        own: it must belong to this account or to root.
 
     Raises:
-        OSError: if it cannot be read, is a pipe, a device or a folder, or is larger than that.
+        OSError: if it cannot be read, is a pipe, a device or a folder, is larger than that, or another's.
     """
     if not isinstance(source, Path):
         return source.read_bytes()  # inside this package
@@ -27,7 +28,10 @@ def read_bytes(source: Path | Traversable, most: int = MAX_BYTES) -> bytes:
     _require_regular(os.stat(source), source)
     handle = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _require_regular(os.fstat(handle), source)
+        status = os.fstat(handle)
+        _require_regular(status, source)
+        if own and status.st_uid not in (os.geteuid(), 0):
+            raise PermissionError(errno.EPERM, "it belongs to another account", str(source))
         content = bytearray()
         while chunk := os.read(handle, min(1 << 20, most + 1 - len(content))):
             content += chunk
@@ -38,14 +42,14 @@ def read_bytes(source: Path | Traversable, most: int = MAX_BYTES) -> bytes:
         os.close(handle)
 
 
-def read_text(source: Path | Traversable, most: int = MAX_BYTES) -> str:
+def read_text(source: Path | Traversable, most: int = MAX_BYTES, *, own: bool = False) -> str:
     """As `read_bytes`, decoded from UTF-8; a byte order mark is left out.
 
     Raises:
         OSError: as above.
         UnicodeDecodeError: if it is no UTF-8.
     """
-    return read_bytes(source, most).decode("utf-8-sig")
+    return read_bytes(source, most, own=own).decode("utf-8-sig")
 
 
 def reason(error: Exception) -> str:

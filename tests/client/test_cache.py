@@ -73,6 +73,15 @@ def test_the_cache_is_private_and_other_files_follow_the_umask(tmp_path: Path) -
     assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o640
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_accounts_file_is_ignored(tmp_path: Path) -> None:
+    store(tmp_path).write(BODY, None)
+    os.chown(store(tmp_path).path, 65534, 65534)
+    kept, reason = store(tmp_path).read()
+    assert kept is None
+    assert reason.endswith("are ignored: it belongs to another account")
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_stays_a_link(tmp_path: Path, there: bool) -> None:
     target, link = tmp_path / "folder" / "target.json", tmp_path / "link.json"

@@ -181,7 +181,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_database(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match="unable to open"):
+    with pytest.raises(DatabaseError, match="is no regular file"):
         open_database(f"sqlite:///{tmp_path}")
 
 
@@ -351,3 +351,25 @@ def test_a_writer_that_cannot_get_its_turn(tmp_path: Path, monkeypatch: pytest.M
         assert DatabaseStore(second).measurements(PROBLEM) == []
         with pytest.raises(DatabaseError, match="Another process is writing"):
             DatabaseStore(second).append(make_measurement())
+
+
+def test_a_database_without_its_version_or_a_table_says_so(url: str) -> None:
+    with open_database(url) as database, database.write() as session:
+        session.execute(text(f"DELETE FROM {VERSION_TABLE}"))
+    for upgrade in (True, False):
+        with pytest.raises(SchemaVersionError, match=r"which schema it has.*restore it from a copy"):
+            open_database(url, upgrade=upgrade)
+
+
+def test_a_table_that_was_taken_away(url: str) -> None:
+    with open_database(url) as database:
+        with database.write() as session:
+            session.execute(text("DROP TABLE telemetry"))
+        with pytest.raises(DatabaseError, match=r"gone: telemetry.*restore"), database.read() as session:
+            schema.require_tables(session.connection())
+        if database.dialect == "sqlite":
+            with (
+                pytest.raises(DatabaseError, match=r"no such table: telemetry.*restore"),
+                database.read() as s,
+            ):
+                s.execute(text("SELECT count(*) FROM telemetry"))

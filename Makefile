@@ -8,17 +8,19 @@ TORCH_PIP_ARGS ?=
 SWEEP_ARGS ?=
 BENCH_ARGS ?=
 BENCH_SCHEMES ?= fp8_tensor fp8_block128
-PYTEST_ARGS ?= -n 2 --dist loadfile -m 'not slow'
-VLLM_VERSIONS ?= 0.25.1 0.33.0
+SPREAD := -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= $(SPREAD) -m 'not slow'
+VLLM_VERSIONS ?= 0.25.1
+OTHER_VLLM_VERSIONS ?= 0.26.0 0.28.0 0.30.0 0.33.0
 
 BIN := $(VENV)/bin
 export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test lint test-slow test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-recompiles setup-run setup-test sources
+.PHONY: help sweep test lint test-slow test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-recompiles setup-run setup-test sources other-sources
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 sweep: setup-run ## sweep qwen-moe-fp8 for the H200; without one, answered from recorded evidence
 	@echo "==> bringing the database up to date (autotune db upgrade)" >&2
@@ -26,7 +28,7 @@ sweep: setup-run ## sweep qwen-moe-fp8 for the H200; without one, answered from 
 	@echo "==> autotune sweep --gpu h200 --model qwen-moe-fp8 $(SWEEP_ARGS)" >&2
 	@$(BIN)/autotune sweep --gpu h200 --model qwen-moe-fp8 $(SWEEP_ARGS)
 
-test: lint sources ## check style, types and layers, then run all tests that need no GPU
+test: lint sources ## check style, types and layers, then run the tests that need no GPU
 	@echo "==> pytest $(PYTEST_ARGS)" >&2
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
@@ -37,9 +39,12 @@ lint: setup-test ## ruff and mypy only
 	@echo "==> mypy --strict" >&2
 	@$(BIN)/mypy
 
-test-slow: setup-test sources ## run the tests that wait for minutes
+test-slow: setup-test sources other-sources ## run what `make test` leaves out: slow tests, and the plugin in other vLLM versions
 	@echo "==> pytest -m slow" >&2
-	@$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -m slow $(SPREAD)
+	@echo "==> the plugin in vLLM $(OTHER_VLLM_VERSIONS)" >&2
+	@AUTOTUNE_VLLM_VERSIONS="$(OTHER_VLLM_VERSIONS)" $(BIN)/python -m pytest tests/vllm_plugin \
+		-m 'not slow' -k "$$(echo $(OTHER_VLLM_VERSIONS) | sed 's/ / or /g')" $(SPREAD)
 
 test-gpu: setup-test ## run the tests that need a CUDA GPU
 	@echo "==> pytest -m gpu" >&2
@@ -51,7 +56,8 @@ bench-serve: ## with a CUDA GPU and vLLM in PYTHON: serve with and without the p
 bench-vllm: ## with a CUDA GPU and vLLM in PYTHON: stock vLLM against the plugin, in turns and rounds, both schemes
 	@set -e; export PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}"; for scheme in $(BENCH_SCHEMES); do \
 		echo "==> autotune lab run --scheme $$scheme $(BENCH_ARGS)" >&2; \
-		$(PYTHON) -m autotune lab run --scheme $$scheme --out bench-results/lab-$$scheme $(BENCH_ARGS); \
+		long=; [ $$scheme != fp8_block128 ] || long='--point 1@16384+16'; \
+		$(PYTHON) -m autotune lab run --scheme $$scheme --out bench-results/lab-$$scheme --point 1@128 $$long $(BENCH_ARGS); \
 		$(PYTHON) -m autotune lab report bench-results/lab-$$scheme; \
 	done
 
@@ -73,3 +79,7 @@ setup-test:
 sources: setup-test
 	@echo "==> fetching the sources of vLLM $(VLLM_VERSIONS) for the plugin tests (kept in .cache)" >&2
 	@$(BIN)/python tools/fetch_vllm_sources.py $(VLLM_VERSIONS)
+
+other-sources: setup-test
+	@echo "==> fetching the sources of vLLM $(OTHER_VLLM_VERSIONS) (kept in .cache)" >&2
+	@$(BIN)/python tools/fetch_vllm_sources.py $(OTHER_VLLM_VERSIONS)

@@ -38,6 +38,15 @@ class Publication:
     """The channel pointed at this table already, but what was stored of it was damaged; it is whole now."""
 
 
+@dataclass(frozen=True)
+class Withdrawal:
+    """A channel was rolled back to before its first revision: it points nowhere again."""
+
+    previous: Revision
+    """The revision that the channel pointed at before."""
+    channel: str
+
+
 def publish(
     session: WriteSession,
     table: RoutingTable | None,
@@ -113,16 +122,17 @@ def rollback(
     checkpoint: Checkpoint,
     author: str,
     reason: str,
-    to: int | Literal["none"] | None = None,
+    to: int | Literal["none", "unpublished"] | None = None,
     channel: str = "stable",
-) -> Publication:
-    """Point a channel back: at the revision before, a given one, or "none".
+) -> Publication | Withdrawal:
+    """Point a channel back: at the revision before, a given one, "none", or nowhere.
 
     The one before is what the channel pointed at when the present one was put on it; revisions rolled
-    back earlier are not returned to.
+    back earlier are not returned to. Before the first revision the channel pointed nowhere, and what
+    answered then answers again; `unpublished` goes there from any revision.
 
     Raises:
-        ConflictError: if there is nothing to go back to, or the given revision is of another problem.
+        ConflictError: if the channel points nowhere, or the given revision is of another problem.
         NotFoundError: if there is no revision of that number.
         TableError: if its stored table is damaged.
         UsageError: for an empty author or reason, or a bad channel name.
@@ -136,13 +146,17 @@ def rollback(
     check_texts(author, reason, channel)
     repository = RevisionRepository(session)
     repository.lock()
-    if to is None:
+    if to is None or to == "unpublished":
         stack = _stack(repository.history(key, channel))
-        if len(stack) < 2:
+        now = repository.pointed(key, channel)
+        if now is None or not stack:
             raise ConflictError(
-                f"Channel {channel!r} of {problem} has no revision to go back to.",
-                "Give one with --to N, or --to none to have nothing applied.",
+                f"Channel {channel!r} of {problem} points at no revision: there is nothing to go back from.",
+                "Give a revision with --to N, or --to none to have nothing applied.",
             )
+        if to == "unpublished" or len(stack) < 2:
+            repository.withdraw(channel, key, author.strip(), reason.strip())
+            return Withdrawal(repository.get(now.number), channel)
         to = stack[-2]
     target = repository.get(to)
     if target.columns() != key.columns():
@@ -194,7 +208,9 @@ def _stack(history: list[ChannelMove]) -> list[int]:
     """Revisions that lead to the present one: a move back drops those that it passed."""
     stack: list[int] = []
     for move in history:
-        if move.to_revision in stack:
+        if move.to_revision is None:
+            stack.clear()
+        elif move.to_revision in stack:
             del stack[stack.index(move.to_revision) + 1 :]
         else:
             stack.append(move.to_revision)

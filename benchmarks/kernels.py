@@ -6,8 +6,11 @@
 A row is a token count. A cell is a backend's median in microseconds, and in brackets the interval of the
 baseline's time over its own (two-sided 90%, bootstrap over the blocks of one process: above 1 is faster than
 what vLLM runs unaided). For each backend the best candidate that the recorded evidence knows at that count is
-timed, or at the nearest count, and where there is none the search's starting points. `*` marks the fastest.
-Needs a CUDA GPU and vLLM; --replay reads the recorded figures instead, and measures nothing.
+timed, or at the nearest count, and where there is none the search's starting points. `*` marks the fastest
+of those whose whole interval is above 1; without one nothing is faster than what vLLM runs unaided.
+
+Needs a CUDA GPU and vLLM; --replay reads the recorded figures instead, and measures nothing. An `s` marks
+those that come from the screening only: the fastest of many, not timed again on other inputs.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,9 @@ from autotune.vocabulary.problem import Problem
 
 TOKENS = "1,2,4,8,16,32,64,128,256,512,1024,4096,16384"
 MODELS = "qwen-moe-fp8-tensor,qwen-moe-fp8,qwen-moe-bf16"
-CELL = 22
+CELL = 24
+GPU = "NVIDIA_H200"
+"""Whose recording --replay shows."""
 
 
 @dataclass
@@ -51,6 +57,9 @@ class Bench:
     def candidates(self, tokens: int, baseline: Candidate) -> list[Candidate]:
         """What to time at one count: the baseline first, then each backend's best known candidate."""
         recorded = self.runner.recorded(self.problem, tokens)
+        if recorded is not None:
+            # A neighbour's winner is timed here only in finals, to find where its range ends.
+            recorded = [*recorded, *(m.candidate for m in self.known if m.tokens == tokens)]
         found: dict[str, Candidate] = {baseline.digest: baseline}
         space = Space(self.problem, tokens, self.runner.machine.environment, self.only)
         starts = space.seeds(baseline, [])
@@ -68,6 +77,11 @@ class Bench:
             self.problem, self.checkpoint, tokens, baseline, tuple(candidates), Stage.FINAL, "bench-kernels"
         )
         measured = list(self.runner.measure(task))
+        if self.runner.machine.recording:
+            # Only finalists have finals on record, and the baseline against itself is not among them.
+            final = {m.candidate.digest for m in measured}
+            rest = tuple(c for c in task.candidates if c.digest not in final)
+            measured += self.runner.measure(replace(task, candidates=rest, stage=Stage.SCREEN))
         ceilings = CEILINGS.get(self.runner.machine.environment.gpu)
         least = floor(self.problem, tokens, ceilings) if ceilings else None
         row: dict[str, Any] = {
@@ -75,19 +89,21 @@ class Bench:
             "floor_us": round(least.us, 2) if least else None, "bound": least.bound if least else None,
             "backends": {}, "failed": [],
         }  # fmt: skip
+        beside: list[float] = []
         for m in measured:
             if m.status is not Status.OK or m.times is None:
                 row["failed"].append(
                     {"candidate": str(m.candidate), "status": m.status.value, "reason": m.reason}
                 )
                 continue
-            row["baseline_us"] = min(m.times.baseline_p50_us, row["baseline_us"] or math.inf)
+            beside.append(m.times.baseline_p50_us)
             cell = _cell(m)
             if least:
                 cell["reached"] = round(least.reached(cell["us"]), 3)
             before = row["backends"].get(m.candidate.backend)
             if before is None or cell["us"] < before["us"]:
                 row["backends"][m.candidate.backend] = cell
+        row["baseline_us"] = statistics.median(beside) if beside else None
         return row
 
 
@@ -101,6 +117,7 @@ def _cell(m: Measurement) -> dict[str, Any]:
     return {
         "candidate": m.candidate.model_dump(mode="json"), "us": m.times.p50_us, "p95_us": m.times.p95_us,
         "ratio": ratio.median, "low": ratio.low, "high": round(high, 5), "relative_error": m.relative_error,
+        "stage": m.stage.value,
     }  # fmt: skip
 
 
@@ -153,13 +170,16 @@ def run_model(bench: Bench, counts: Sequence[int], deadline: float) -> list[dict
 
 def line(row: dict[str, Any], names: Sequence[str]) -> str:
     """A row as text."""
-    best = min((cell["us"] for cell in row["backends"].values()), default=math.inf)
+    # By the ratios, which were taken in turns: the baseline's own time differs from task to task.
+    others = [cell for cell in row["backends"].values() if cell["candidate"] != row["baseline"]]
+    best = max((cell["ratio"] for cell in others if cell["low"] > 1), default=math.inf)
 
     def cell(name: str) -> str:
         found = row["backends"].get(name)
         if found is None:
             return f"{'-':<{CELL}}"
-        mark = "*" if found["us"] == best else ""
+        mark = "*" if found["ratio"] == best else ""
+        mark += "s" if found["stage"] == Stage.SCREEN.value else ""
         return f"{found['us']:.1f}{mark} ({found['low']:.3f}-{found['high']:.3f})".ljust(CELL)
 
     least = f"{row['floor_us']:.1f}" if row["floor_us"] is not None else ""
@@ -189,7 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=MODELS, help=f"models, by comma (default {MODELS})")
+    parser.add_argument(
+        "--model", help=f"models, by comma (default {MODELS}; with --replay those of them on record)"
+    )
     parser.add_argument("--tokens", default=TOKENS)
     parser.add_argument("--backends", default="", help="default: all that take the problem")
     parser.add_argument("--seconds", type=float, default=420.0, help="time for all models")
@@ -205,10 +227,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {"replay": given.replay, "models": models}
     try:
         counts, only = parse_numbers("--tokens", given.tokens), parse_backends(given.backends)
-        for model in given.model.split(","):
+        for model in (given.model or MODELS).split(","):
             problem, checkpoint = resolve(model, "")
+            if given.replay and not given.model and not find_evidence(problem, GPU, given.evidence):
+                print(f"{model}: not on record", file=sys.stderr)
+                continue
             if runner is None or given.replay:
-                runner = make_runner(given.replay, problem, "NVIDIA_H200", given.evidence)
+                runner = make_runner(given.replay, problem, GPU, given.evidence)
                 environment = runner.machine.environment
                 print(f"{environment}; driver {runner.machine.driver} {runner.machine.recording}".rstrip())
                 result |= {

@@ -64,7 +64,7 @@ def kernels(scheme: str, own: bool) -> tuple[Any, Any, Any]:
     plain, base = (experts_class(moe_config(problem, "cpu"), quant_config) for _ in range(2))
     plain.apply = base.apply = nothing
     plan = RoutePlan(problem, Outlook("triton", (Entry(1, 16, DeepGemmCandidate()),), ()))
-    plan.prove([1], lambda index: "")
+    plan.prove([1], lambda index, tokens: "")
     plan.calls = {}  # as in a worker that serves, which counts each call
     inners = [
         Inner(base.apply, False, base.workspace_shapes, base),

@@ -132,7 +132,7 @@ class ChannelRow(Base):
 
 
 class ChannelMoveRow(Base):
-    """One move of a channel: who, why, from where to where."""
+    """One move of a channel: who, why, from where to where; null is nowhere."""
 
     __tablename__ = "channel_history"
     __table_args__ = (
@@ -146,7 +146,7 @@ class ChannelMoveRow(Base):
     checkpoint: Mapped[str] = mapped_column(String(32))
     channel: Mapped[str] = mapped_column(String(64))
     from_revision: Mapped[int | None] = mapped_column(RowId, ForeignKey("revisions.number"))
-    to_revision: Mapped[int] = mapped_column(RowId, ForeignKey("revisions.number"))
+    to_revision: Mapped[int | None] = mapped_column(RowId, ForeignKey("revisions.number"))
     author: Mapped[str] = mapped_column(Text)
     reason: Mapped[str] = mapped_column(Text)
     moved_at: Mapped[datetime] = mapped_column(UtcDateTime)

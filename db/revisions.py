@@ -60,11 +60,11 @@ class Revision(Key):
 
 
 class ChannelMove(_Frozen):
-    """One move of a channel."""
+    """One move of a channel; None is before its first revision, where it points nowhere."""
 
     channel: str
     from_revision: int | None
-    to_revision: int
+    to_revision: int | None
     author: str
     reason: str
     moved_at: datetime
@@ -189,27 +189,34 @@ class RevisionRepository:
 
     def move(self, channel: str, to: Revision, author: str, reason: str) -> Revision:
         """Point a channel of the revision's key at it and record the move."""
-        session = self._writing()
-        key = to.columns()
-        row = session.scalar(select(ChannelRow).filter_by(**key, channel=channel))
-        previous = None if row is None else row.revision
-        if row is None:
-            session.add(ChannelRow(**key, channel=channel, revision=to.number))
-        else:
-            row.revision = to.number
-        session.add(
-            ChannelMoveRow(
-                **key,
-                channel=channel,
-                from_revision=previous,
-                to_revision=to.number,
-                author=author,
-                reason=reason,
-                moved_at=datetime.now(UTC),
-            )
-        )
-        session.flush()
+        self._point(to, channel, to.number, author, reason)
         return self.get(to.number)
+
+    def withdraw(self, channel: str, key: Key, author: str, reason: str) -> None:
+        """Have the channel of a key point nowhere, as before its first revision, and record the move."""
+        self._point(key, channel, None, author, reason)
+
+    def _point(self, key: Key, channel: str, to: int | None, author: str, reason: str) -> None:
+        session = self._writing()
+        row = session.scalar(select(ChannelRow).filter_by(**key.columns(), channel=channel))
+        move = ChannelMoveRow(
+            **key.columns(),
+            channel=channel,
+            from_revision=None if row is None else row.revision,
+            to_revision=to,
+            author=author,
+            reason=reason,
+            moved_at=datetime.now(UTC),
+        )
+        if to is None:
+            if row is not None:
+                session.delete(row)
+        elif row is None:
+            session.add(ChannelRow(**key.columns(), channel=channel, revision=to))
+        else:
+            row.revision = to
+        session.add(move)
+        session.flush()
 
     def count(self) -> int:
         """How many revisions there are."""

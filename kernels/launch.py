@@ -25,12 +25,50 @@ class Launch:
     options: dict[str, Any]
 
     def run(self) -> None:
-        self.kernel[self.grid](*self.arguments, **self.options)
+        """Launch; from the second time on without Triton's look-up, most of what a launch costs on the host.
+
+        On one H200's host it was two fifths of the layer's time in a prefill of 1,500 tokens
+        (benchmarks/results/2026-11-30-prefill-profile, under cProfile).
+        """
+        key = self._key()
+        compiled = _compiled.get(key)
+        if compiled is None:
+            compiled = self.kernel[self.grid](*self.arguments, **self.options)
+            # Nothing to keep from the interpreter, or for addresses that few calls have.
+            if key is not None and hasattr(compiled, "function"):
+                _compiled[key] = compiled
+            return
+        x, y, z = (*self.grid, 1, 1)[:3]
+        compiled[x, y, z](*self.arguments, *self.constants())
 
     def compile(self) -> None:
         """Compile without running anything on the GPU (or find the result in Triton's cache)."""
         self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
+    def constants(self) -> tuple[Any, ...]:
+        """The compile-time arguments in the order of the kernel's parameters, which follow the others."""
+        options = self.options
+        return tuple([options[name] for name in self.kernel.arg_names[len(self.arguments) :]])
+
+    def _key(self) -> tuple[Any, ...] | None:
+        # What Triton's own look-up goes by: the type of a tensor and whether its address is a multiple of 16.
+        # Of numbers nothing, since ours are not specialized on and fit 32 bits.
+        addresses = 0
+        seen: list[Any] = [id(self.kernel), self.arguments[0].get_device()]
+        for argument in self.arguments:
+            if type(argument) is int:
+                if argument >> 31:
+                    return None
+            else:
+                addresses |= argument.data_ptr()
+                seen.append(argument.dtype)
+        if addresses & 15:
+            return None
+        return (*seen, *self.options.values())
+
+
+_compiled: dict[tuple[Any, ...] | None, Any] = {}
+"""Kernels that have been launched, by all that decides which one it is."""
 
 Plan = Callable[[MoeWeights, LayerInputs, Any, torch.Tensor], Sequence[Launch]]
 """Lays out one layer call: weights, inputs, candidate, output `[M, K]` bfloat16."""

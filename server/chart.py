@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from autotune.vocabulary.table import RoutingTable, Verdict
+from autotune.vocabulary.text import counted
 
 WIDTH, HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 14, 34
@@ -76,9 +77,9 @@ def draw(table: RoutingTable) -> Chart:
             low_y=y(low),
             first_x=x(route.first),
             win=route.verdict is Verdict.WIN,
-            label=f"{route.tokens} tokens: {median:.3f}x, {route.winner}"
+            label=f"{counted(route.tokens, 'token')}: {median:.3f}x, {route.winner}"
             if route.verdict is Verdict.WIN
-            else f"{route.tokens} tokens: no benefit, {route.winner} is kept",
+            else f"{counted(route.tokens, 'token')}: no benefit, {route.winner} is kept",
         )
         for route, median, low in zip(table.routes, medians, lows, strict=True)
     )

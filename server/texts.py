@@ -15,7 +15,7 @@ _OVER_HTTP: tuple[tuple[str, str], ...] = (
      "Compare two of one problem and GPU; GET /revisions?gpu=...&shape=... lists them."),
     ("Say it with --author.", "Send it as `author`."),
     ("Say it with --reason.", "Send it as `reason`."),
-    ("Give one with --to N, or --to none to have nothing applied.",
+    ("Give a revision with --to N, or --to none to have nothing applied.",
      "POST /revisions/{number}/activate takes any of them."),
 )  # fmt: skip
 

@@ -65,12 +65,14 @@ class Tokens:
 def read_tokens(text: str) -> Tokens:
     """Read AUTOTUNE_TOKENS: entries, or the path of a file of entries ('#' begins a comment there).
 
+    An empty value counts as unset; one of blanks is set, and names no token.
+
     Raises:
         UsageError: if it does not parse; tokens are never repeated in the message.
     """
-    text = text.strip()
     if not text:
         return Tokens()
+    text = text.strip()
     if text.startswith(("/", "./", "../", "~")):
         try:
             path = Path(text).expanduser()

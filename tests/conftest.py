@@ -1,4 +1,4 @@
-"""Shared test set-up: tests marked `gpu` run only where there is a CUDA GPU."""
+"""Shared test set-up: property tests without deadlines; tests marked `gpu` only where there is a CUDA GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import importlib.util
 from functools import cache
 
 import pytest
+
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # A deadline measures the machine, which others may share, and not the code.
+    settings.register_profile("shared-machine", deadline=None)
+    settings.load_profile("shared-machine")
 
 
 @cache
@@ -16,6 +23,15 @@ def missing_gpu() -> str | None:
     import torch
 
     return None if torch.cuda.is_available() else "needs a CUDA GPU, and torch sees none"
+
+
+FIRST = ("vllm_plugin", "kernels", "lab", "cli")
+"""Folders whose files take longest: begun last, one of them would keep a single worker busy."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring the slowest folders to the front; within a folder the order stays."""
+    items.sort(key=lambda item: FIRST.index(at) if (at := item.path.parent.name) in FIRST else len(FIRST))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -25,15 +25,16 @@ def main() -> None:
     )
     parser.add_argument("--db", required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--command", required=True, help="the command that made the measurements")
     parser.add_argument("--machine", required=True, help="the machine, in words")
     args = parser.parse_args()
-    problem, checkpoint = resolve_problem(args.model)
+    problem, checkpoint = resolve_problem(args.model, tp=args.tp)
     store = DatabaseStore(open_database(args.db))
     measurements = store.measurements(problem, checkpoint=checkpoint)
     environment = measurements[-1].environment
     table = build_table(measurements, problem=problem, environment=environment, checkpoint=checkpoint)
-    name = f"{environment.gpu.lower()}-{args.model}"
+    name = f"{environment.gpu.lower()}-{args.model}{f'-tp{args.tp}' if args.tp > 1 else ''}"
     header = RecordingHeader(command=args.command, machine=args.machine)
     count = write_evidence(DATA / "evidence" / f"{name}.jsonl.gz", header, measurements)
     (DATA / "tables" / f"{name}.json").write_text(json.dumps(table.to_json_data(), indent=1) + "\n")

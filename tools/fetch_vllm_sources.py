@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "vllm"
-VERSIONS = ("0.25.1", "0.33.0")
+VERSIONS = ("0.25.1",)
 KEEP = (".py", ".json")
 
 PACKAGES = (
@@ -61,7 +61,9 @@ def fetch_source(version: str) -> Path:
     if target.is_dir():
         return target
     with _staging() as staging:
-        print(f"vLLM {version}: downloading the wheel (some hundred MB, 30 MB are kept)", file=sys.stderr)
+        print(
+            f"vLLM {version}: downloading the wheel (some hundred MB, 35 to 60 MB are kept)", file=sys.stderr
+        )
         platforms = [word for tag in PLATFORMS for word in ("--platform", tag)]
         _pip(
             "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--python-version", "3.12",
@@ -90,7 +92,7 @@ def fetch_deps() -> Path:
     if marker.is_file() and marker.read_text() == stamp:
         return target
     with _staging() as staging:
-        print("Packages that vLLM imports: installing (about 250 MB, torch not among them)", file=sys.stderr)
+        print("Packages that vLLM imports: installing (about 400 MB, torch not among them)", file=sys.stderr)
         folder = staging / "deps"
         # Both in one folder, so that no package of this environment is touched.
         _pip("install", "--only-binary=:all:", "--target", str(folder), *PACKAGES)

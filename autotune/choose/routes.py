@@ -179,8 +179,8 @@ def build_table(
         if (m.problem, m.checkpoint, m.routing) == (problem, checkpoint, routing)
         and m.environment == environment
     ]
-    points = [p for p in points_of(fitting) if p.finals]
-    if not points:
+    points = points_of(fitting)
+    if not any(p.finals for p in points):
         raise UsageError(
             f"There is no final evidence for {problem} in {environment}.",
             "Finish the sweep with `autotune sweep --resume`.",
@@ -188,7 +188,9 @@ def build_table(
     routes: list[Route] = []
     previous: Point | None = None
     for point in points:
-        routes.append(_route(previous, point, margin))
+        # A count that was only screened has no route, but the next one's range may not reach across it.
+        if point.finals:
+            routes.append(_route(previous, point, margin))
         previous = point
     used = {
         digest for r in routes for digest in (*r.evidence, *(e for a in r.alternatives for e in a.evidence))

@@ -23,6 +23,7 @@ from autotune.vocabulary.candidate import (
 )
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.text import counted
 
 TUNABLE: tuple[BackendName, ...] = ("triton", "fused_triton", "fused_decode")
 """Backends with options to search; the others have one candidate each."""
@@ -35,9 +36,9 @@ WARPS = (4, 8)
 STAGES = (2, 3, 4, 5)
 DECODE_BLOCK_M = (8, 16, 32, 64, 128)
 DECODE_GATE_UP_N = (16, 32, 64)
-DECODE_DOWN_N = (32, 64, 128)
+DECODE_DOWN_N = (32, 64, 128, 256)
 DECODE_STAGES = (3, 4, 5)
-DECODE_DOWN_STAGES = (0, 3, 4, 5)
+DECODE_DOWN_STAGES = (0, 2, 3, 4, 5)
 DECODE_WARPS = (2, 4)
 DECODE_SPLITS = (1, 2, 4)
 
@@ -65,7 +66,9 @@ class Space:
         }
         if tokens * problem.topk > DECODE_PAIRS and "fused_decode" in self.support:
             most = DECODE_PAIRS // problem.topk
-            self.support["fused_decode"] = Support(False, f"fused_decode takes up to {most} tokens here")
+            self.support["fused_decode"] = Support(
+                False, f"fused_decode takes up to {counted(most, 'token')} here"
+            )
         self.backends = tuple(name for name, support in self.support.items() if support.ok)
         self.tunable = tuple(name for name in self.backends if name in TUNABLE)
         # Swap-AB matters for WGMMA only, which has capability 9.0; vLLM's kernel swaps FP8 only.
@@ -114,6 +117,8 @@ class Space:
         deeper pipeline. Where an expert has more rows than theirs, one block of rows still takes them all.
         """
         wide = 64 if self.problem.scheme.weight_bytes == 2 else 128
+        # With a short reduction a block has little to read for what it costs to hand its rows on.
+        broad, pipeline = (256, 2) if self.problem.N <= 512 else (128, 4)
         deep = wide if self.problem.scheme.block_shape else 2 * wide
         first = self.problem.scheme.is_fp8
         starts: list[Candidate] = []
@@ -121,9 +126,9 @@ class Space:
             (16, 32, deep, 4, 64, wide, 3, 4, 1),
             (8, 32, deep, 3, 64, deep, 3, 4, 1),
             (8, 32, wide, 4, 64, wide, 3, 2, 1),
-            (8, 64, wide, 3, 128, wide, 3, 4, 1),
-            (16, 64, wide, 4, 128, wide, 4, 4, 1),
-            (16, 64, wide, 4, 128, wide, 4, 4, 2),
+            (8, 64, wide, 3, broad, wide, min(3, pipeline), 4, 1),
+            (16, 64, wide, 4, broad, wide, pipeline, 4, 1),
+            (16, 64, wide, 4, 128, wide, pipeline, 4, 2),
             (16, 32, deep, 4, 64, wide, 0, 4, 1),
             (16, 32, wide, 4, 32, wide, 0, 4, 1),
         ):

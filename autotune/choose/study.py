@@ -53,10 +53,15 @@ class TokenStudy:
         return max(0, most - len(self.results))
 
     def propose(self, count: int, seeds: Sequence[Candidate] = ()) -> list[Candidate]:
-        """Up to `count` candidates that were not proposed before; seeds first."""
+        """Up to `count` candidates that were not proposed before; seeds first.
+
+        What cannot fit the GPU is pruned before anything is compiled: a tile that holds far too much may
+        keep the compiler busy for minutes.
+        """
         batch: list[Candidate] = []
         for candidate in seeds:
-            if len(batch) < count and self._admit(candidate):
+            feasible = self._recorded is not None or self._fits(candidate)
+            if len(batch) < count and feasible and self._admit(candidate):
                 batch.append(candidate)
         while len(batch) < count and not self.exhausted:
             drawn = self._draw()
@@ -65,6 +70,9 @@ class TokenStudy:
             else:
                 batch.append(drawn)
         return batch
+
+    def _fits(self, candidate: Candidate) -> bool:
+        return fits(candidate, self.space.problem, self.environment).ok
 
     def _admit(self, candidate: Candidate) -> bool:
         known = self._recorded is not None and candidate.digest not in self._recorded
@@ -97,9 +105,7 @@ class TokenStudy:
             if candidate.digest in self.results:
                 self._finish(trial, self.results[candidate.digest])
                 continue
-            fit = fits(candidate, self.space.problem, self.environment)
-            if not fit.ok or not self._admit(candidate):
-                # Infeasible tiles are pruned before anything is compiled.
+            if not self._fits(candidate) or not self._admit(candidate):
                 self._study.tell(trial, state=TrialState.FAIL)
                 continue
             self._pending[candidate.digest] = trial

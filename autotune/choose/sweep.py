@@ -23,6 +23,7 @@ from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundErr
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status, vllm_backends
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import RoutingTable
+from autotune.vocabulary.text import counted
 from autotune.vocabulary.traffic import DEFAULT_TOKENS
 
 ROUND = 8
@@ -43,6 +44,7 @@ class SweepPlan:
     Args:
         budget_s: seconds for the whole sweep; screening stops at half of it. None: no limit.
         trials: screened candidates per token count, at most.
+        backends: only these are tried, and only they and the baseline stand in the table; None: all.
         run: the name of the run to continue; None starts a new one.
     """
 
@@ -56,6 +58,10 @@ class SweepPlan:
     backends: frozenset[BackendName] | None = None
     seed: int = 0
     run: str | None = None
+
+    def tries(self, candidate: Candidate) -> bool:
+        """Whether the plan has a candidate's backend."""
+        return self.backends is None or candidate.backend in self.backends
 
 
 class Progress(Protocol):
@@ -75,6 +81,8 @@ class SweepResult:
     new: int = 0
     known: int = 0
     skipped: dict[int, str] = field(default_factory=dict)
+    unproven: list[int] = field(default_factory=list)
+    """Token counts that were screened but have no final measurement, and so no route."""
 
 
 class Sweep:
@@ -131,7 +139,7 @@ class Sweep:
             run=plan.run,
         ):
             self._remember(m)
-        self.progress.note(f"resuming run {plan.run}: {len(self._done)} measurements are there already")
+        self.progress.note(f"resuming run {plan.run}: {counted(len(self._done), 'measurement')} on record")
 
     def _tell_absent(self) -> None:
         """Which backends are left out, and what would bring them in. A recording's are what they are."""
@@ -147,14 +155,18 @@ class Sweep:
 
     def _find_baselines(self) -> None:
         self.progress.phase("baselines", len(self.plan.tokens))
+        absent: dict[str, list[int]] = {}
         for tokens in self.plan.tokens:
             try:
                 baseline = self.runner.baseline(self.plan.problem, self.plan.checkpoint, tokens)
             except NotFoundError as error:
-                self._skip(tokens, str(error))
+                self.result.skipped[tokens] = str(error)
+                absent.setdefault(error.hint or str(error), []).append(tokens)
                 continue
             space = Space(self.plan.problem, tokens, self.environment, self.plan.backends)
             recorded = self.runner.recorded(self.plan.problem, tokens)
+            if recorded is not None and self.plan.backends is not None:
+                recorded = [c for c in recorded if self.plan.tries(c)]
             study = TokenStudy(space, self.environment, self.plan.seed + tokens, recorded)
             for (count, _, stage, _), m in self._done.items():
                 if count == tokens and stage is Stage.SCREEN:
@@ -168,9 +180,10 @@ class Sweep:
             self.progress.step(tokens, f"{who}: {baseline}")
         if not self._studies:
             raise UsageError(
-                f"None of the token counts {list(self.plan.tokens)} can be measured.",
-                "; ".join(sorted(set(self.result.skipped.values()))),
+                f"None of the token counts {_listed(self.plan.tokens)} can be measured.", " ".join(absent)
             )
+        for why, counts in absent.items():
+            self.progress.note(f"left out, as they cannot be measured: {_listed(counts)} tokens. {why}")
 
     def _screen(self) -> None:
         deadline = None if self.plan.budget_s is None else self._start + SCREEN_SHARE * self.plan.budget_s
@@ -245,6 +258,11 @@ class Sweep:
 
     def _finals(self) -> None:
         wanted = {tokens: self._finalists(study) for tokens, study in self._studies.items()}
+        if self.runner.machine.recording:
+            # All that was recorded, so that the same recording gives the same table in any database.
+            for tokens, batch in wanted.items():
+                there = self.runner.recorded(self.plan.problem, tokens, Stage.FINAL) or ()
+                batch += [c for c in there if c not in batch and self.plan.tries(c)]
         self._time_finals("finals", wanted)
 
     def _finalists(self, study: TokenStudy) -> list[Candidate]:
@@ -343,7 +361,7 @@ class Sweep:
 
     def _skip(self, tokens: int, reason: str) -> None:
         self.result.skipped[tokens] = reason
-        self.progress.note(f"{tokens} tokens left out: {reason}")
+        self.progress.note(f"{counted(tokens, 'token')} left out: {reason}")
 
     def _remember(self, m: Measurement) -> None:
         self._done[m.tokens, m.candidate.digest, m.stage, m.process] = m
@@ -352,11 +370,27 @@ class Sweep:
         return [m for m in self._done.values() if m.stage is Stage.FINAL]
 
     def _table(self) -> RoutingTable:
-        """The table of all evidence on record, this run's and earlier ones'."""
+        """The table of all evidence on record, this run's and earlier ones', of the plan's backends.
+
+        Raises:
+            UsageError: if none of them has a final measurement.
+        """
         plan = self.plan
-        evidence = self.store.measurements(
-            plan.problem, environment=self.environment, checkpoint=plan.checkpoint, routing=plan.routing
+        evidence = list(
+            self.store.measurements(
+                plan.problem, environment=self.environment, checkpoint=plan.checkpoint, routing=plan.routing
+            )
         )
+        if plan.backends is not None:
+            # What was excluded must not come back from the record of an earlier run.
+            evidence = [m for m in evidence if plan.tries(m.candidate) or m.candidate == m.baseline]
+            if not any(m.stage is Stage.FINAL and plan.tries(m.candidate) for m in evidence):
+                raise UsageError(
+                    f"There is nothing to choose from for {plan.problem}: no final measurements of "
+                    f"{', '.join(sorted(plan.backends))}.",
+                    "Name other backends, or leave --backends out for all.",
+                )
+        self.result.unproven = [p.tokens for p in points_of(evidence) if not p.finals]
         return build_table(
             evidence,
             problem=plan.problem,
@@ -365,6 +399,10 @@ class Sweep:
             margin=plan.margin,
             routing=plan.routing,
         )
+
+
+def _listed(counts: Iterable[int]) -> str:
+    return ", ".join(map(str, counts))
 
 
 def _describe(best: Measurement | None) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.vocabulary.text import counted
+
 if TYPE_CHECKING:
     from autotune.measure.jit_audit import Audit
 
@@ -130,7 +132,9 @@ def before_and_after(audits: list[Audit]) -> list[str]:
             scalar = sum(v.cause == "scalar" for v in variants)
             taken = [v.seconds for v in variants if v.seconds is not None]
             took = f", {sum(taken):.1f} s" if taken else ""
-            counts.append(f"{len(variants)} compilations ({scalar} for a scalar's value alone{took})")
+            counts.append(
+                f"{counted(len(variants), 'compilation')} ({scalar} for a scalar's value alone{took})"
+            )
         lines.append(f"{kernel}: {counts[0]} before, {counts[1]} without specialization on the token count")
     return lines
 
@@ -146,7 +150,11 @@ def _one(name: str, problem: Any, counts: list[int] | None, run: bool, device: s
         target_call(name, problem, run, device) as call,
     ):
         return audit(
-            name, call, tokens, measured=run, tell=lambda count: status.update(f"{name}: {count} tokens")
+            name,
+            call,
+            tokens,
+            measured=run,
+            tell=lambda count: status.update(f"{name}: {counted(count, 'token')}"),
         )
 
 
@@ -154,8 +162,8 @@ def _show(out: Any, found: Audit) -> None:
     from rich.table import Table
 
     view = Table(
-        title=f"{found.target}: {len(found.variants)} compilations over {len(found.tokens)} token counts, "
-        f"{len(found.recompiles)} for a scalar's value alone",
+        title=f"{found.target}: {counted(len(found.variants), 'compilation')} over "
+        f"{counted(len(found.tokens), 'token count')}, {len(found.recompiles)} for a scalar's value alone",
         title_justify="left",
     )
     for column in ("kernel", "at tokens", "cause", "changed", "seconds"):

@@ -56,6 +56,14 @@ def run(
             "--requests", min=1, help="Requests a measurement. Default: 4 x concurrency, at least 12."
         ),
     ] = None,
+    point: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--point",
+            help="One more point, CONCURRENCY@PROMPTS or CONCURRENCY@PROMPTS+NEW, such as 1@128 or "
+            "1@16384+16; may be repeated.",
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="How often each pair is measured.")] = 3,
     seed: Annotated[int, typer.Option("--seed", help="Of the prompts; each round draws its own.")] = 1,
     servers: Annotated[
@@ -138,7 +146,7 @@ def run(
 
     from autotune.cli.lab_plan import read_plan, starter_table
     from autotune.lab.results import Folder
-    from autotune.lab.running import Options, run_plan
+    from autotune.lab.running import Options, check_arms, run_plan
     from autotune.lab.tables import read_table
 
     if plan is not None:
@@ -148,9 +156,10 @@ def run(
         file = table or starter_table(scheme)
         made = _plan(
             scheme=scheme, layers=layers, arms=arms, concurrency=concurrency, prompts=prompts, output=output,
-            requests=requests, rounds=rounds, seed=seed, servers=servers, cache=cache,
+            requests=requests, more=point or [], rounds=rounds, seed=seed, servers=servers, cache=cache,
             gpu_memory=gpu_memory, env=env or [], serve_args=serve_arg or [], table=read_table(file).digest,
         )  # fmt: skip
+    check_arms(made, read_table(file) if made.table and file else None)
     if show:
         typer.echo(made.model_dump_json(indent=1))
         return

@@ -56,6 +56,7 @@ def make_plan(
     prompts: str,
     output: int,
     requests: int | None,
+    more: Sequence[str],
     rounds: int,
     seed: int,
     servers: str | None,
@@ -81,15 +82,17 @@ def make_plan(
         servers = "together" if len(chosen) == 2 and cache == "warm" else "one"
     if servers not in kinds:
         raise UnknownNameError("--servers", servers, ("together", "one"))
+    asked = [(count, shortest, longest, output) for count in counts]
+    asked += [_point(text, output) for text in more]
     points = [
         {
             "concurrency": count,
-            "shortest": shortest,
-            "longest": longest,
-            "output": output,
+            "shortest": first,
+            "longest": last,
+            "output": new,
             "requests": requests or max(12, 4 * count),
         }
-        for count in counts
+        for count, first, last, new in dict.fromkeys(asked)
     ]
     try:
         return Plan(
@@ -111,6 +114,20 @@ def make_plan(
         where = ".".join(map(str, first["loc"]))
         what = first["msg"].removeprefix("Value error, ")
         raise UsageError(f"This is no plan: {where + ': ' if where else ''}{what}.", "See --help.") from error
+
+
+def _point(text: str, output: int) -> tuple[int, int, int, int]:
+    load, _, new = text.partition("+")
+    count, at, prompts = load.partition("@")
+    try:
+        if not at:
+            raise ValueError(text)
+        return int(count), *_range(prompts), int(new) if new else output
+    except (ValueError, UsageError) as error:
+        raise UsageError(
+            f"--point takes CONCURRENCY@PROMPTS or CONCURRENCY@PROMPTS+NEW, not {text!r}.",
+            "Such as 1@128, 8@64:512, or 1@16384+16.",
+        ) from error
 
 
 def _range(text: str) -> tuple[int, int]:

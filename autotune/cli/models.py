@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from autotune.cli.lines import labelled
+from autotune.cli.publishing_lookup import refuse_split
 from autotune.cli.shipped import Shipped, shipped
 from autotune.vocabulary.catalogue import MODELS, resolve_model
 from autotune.vocabulary.model import Model
@@ -30,34 +31,38 @@ def models(
             help="A name, a Hugging Face id of the list, or a path to a config.json.", show_default=False
         ),
     ] = None,
-    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size: divides the intermediate size.")] = 1,
-    ep: Annotated[int, typer.Option("--ep", help=EP_HELP)] = 1,
+    tp: Annotated[
+        int, typer.Option("--tp", min=1, help="Tensor-parallel size: divides the intermediate size.")
+    ] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, help=EP_HELP)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the known models with their dimensions, scheme and source, or show one model.
 
-    `recorded` names the GPUs for which this installation holds recorded evidence, which `autotune sweep`
-    replays, and a starter table, which answers look-ups.
+    `recorded` names the GPUs for which this installation holds, for this layer as it is split, recorded
+    evidence, which `autotune sweep` replays, and a starter table, which answers look-ups.
 
     A path to any Hugging Face config.json shows the problem that it comes to, or why it is refused.
     """
+    refuse_split(model, tp, ep)
     shown = MODELS if model is None else (resolve_model(model),)
     # A listing shows layers as published; sizes that one model can be split into need not fit another.
     entries = [_entry(m, tp=tp, ep=ep) if model is not None else _entry(m) for m in shown]
     recorded = shipped()
-    for m, entry in zip(shown, entries, strict=True):
-        entry["recorded"] = [r.to_json_data() for r in recorded.get(m.name, ())]
+    there = [recorded.get((entry["problem"], entry["checkpoint"]), []) for entry in entries]
+    for entry, found in zip(entries, there, strict=True):
+        entry["recorded"] = [r.to_json_data() for r in found]
     if as_json:
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     if model is not None:
-        entries[0]["recorded"] = list(recorded.get(shown[0].name, ()))
+        entries[0]["recorded"] = there[0]
         for key, value in entries[0].items():
             if value:
                 text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
                 typer.echo(labelled(key, text))
         return
-    _print_table(shown, recorded)
+    _print_table(shown, there)
 
 
 def _entry(model: Model, *, tp: int = 1, ep: int = 1) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def _entry(model: Model, *, tp: int = 1, ep: int = 1) -> dict[str, Any]:
     }
 
 
-def _print_table(shown: tuple[Model, ...], recorded: dict[str, list[Shipped]]) -> None:
+def _print_table(shown: tuple[Model, ...], recorded: list[list[Shipped]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -88,10 +93,9 @@ def _print_table(shown: tuple[Model, ...], recorded: dict[str, list[Shipped]]) -
         justify: Literal["left", "right"] = "right" if heading in ("E", "N", "K", "top-k") else "left"
         table.add_column(heading, justify=justify, overflow="fold")
     table.add_column("recorded", overflow="fold")
-    for m in shown:
+    for m, found in zip(shown, recorded, strict=True):
         sizes = (str(size) for size in (m.experts, m.intermediate, m.hidden, m.topk))
-        there = ", ".join(str(r) for r in recorded.get(m.name, ()))
-        table.add_row(m.name, *sizes, m.act, m.scheme.value, there)
+        table.add_row(m.name, *sizes, m.act, m.scheme.value, ", ".join(map(str, found)))
     console = Console(highlight=False)
     console.print(table)
     for m in shown:

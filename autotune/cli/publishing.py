@@ -11,20 +11,28 @@ import typer
 
 from autotune.cli.database import DatabaseOption, open_for_command, require_packages
 from autotune.cli.publishing_files import number, read_sides, read_table
-from autotune.cli.publishing_lookup import asked_for, digest_prefix, find_problem, published_key, version
+from autotune.cli.publishing_lookup import (
+    asked_for,
+    digest_prefix,
+    find_problem,
+    published_key,
+    refuse_split,
+    undo_command,
+    version,
+)
 from autotune.vocabulary.environment import gpu_name
 from autotune.vocabulary.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.publish import Publication
+    from autotune.publish import Publication, Withdrawal
 
 Gpu = Annotated[str | None, typer.Option("--gpu", help="GPU: h200, or a full name such as NVIDIA_H200.")]
 Model = Annotated[
     str | None, typer.Option("--model", help="A model's name or config.json (`autotune models`).")
 ]
 Shape = Annotated[str | None, typer.Option("--shape", help="The layer: E=128,N=768,K=2048,topk=8,scheme=...")]
-TensorParallel = Annotated[int, typer.Option("--tp", help="Tensor-parallel size, with --model.")]
-ExpertParallel = Annotated[int, typer.Option("--ep", help="Expert-parallel size, with --model.")]
+TensorParallel = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size, with --model.")]
+ExpertParallel = Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size, with --model.")]
 CheckpointName = Annotated[
     str | None, typer.Option("--checkpoint", help="fp8, compressed-tensors or unquantized.")
 ]
@@ -73,7 +81,7 @@ def publish(
     choose) is a pointer, one for each layer, GPU and set of versions; vLLM
     applies what the channel that it reads (stable by default) points at. So
     try a table out in a channel of its own, then publish it to stable;
-    `autotune rollback` points back.
+    `autotune rollback` points back, also to before the first revision.
 
     [dim]autotune publish table.json --channel canary --reason "swept on the new driver"[/]
 
@@ -98,6 +106,7 @@ def publish(
 
     author = author or _account()
     check_texts(author, reason, channel)
+    refuse_split(model, tp, ep)
     table = read_table(file) if file is not None else None
     asked = None
     if table is None:
@@ -111,6 +120,8 @@ def publish(
                 author=author, reason=reason, channel=channel,
             )  # fmt: skip
         _report(done, as_json)
+        if done.changed and not as_json:
+            typer.echo(f"undo with: {undo_command(database, done, db)}", err=True)
 
 
 def revisions(
@@ -137,8 +148,10 @@ def revisions(
     whole of them.
     """
     require_packages()
+    from autotune.db.revisions import RevisionRepository
     from autotune.publish import revisions as list_revisions
 
+    refuse_split(model, tp, ep)
     problem = find_problem(model, shape, tp, ep)[0] if model or shape else None
     name = gpu_name(gpu) if gpu else None
     with open_for_command(db, create=False) as database, database.read() as session:
@@ -146,17 +159,21 @@ def revisions(
             session, gpu=name, problem=problem, vllm=version(vllm), environment=digest_prefix(environment),
             limit=limit,
         )  # fmt: skip
+        total = len(found) or RevisionRepository(session).count()
     if as_json:
         typer.echo(json.dumps({"revisions": [r.model_dump(mode="json") for r in found]}, indent=2))
         return
     from autotune.cli.publishing_views import print_revisions
 
-    print_revisions(found, wide=wide)
+    print_revisions(found, total, wide=wide)
 
 
 def diff(
     before: Annotated[str, typer.Argument(help="A revision's number, a table file, or none.")],
     after: Annotated[str, typer.Argument(help="A revision's number, a table file, or none.")],
+    only_changed: Annotated[
+        bool, typer.Option("--changed", help="Only the ranges that run something else.")
+    ] = False,
     db: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
@@ -164,7 +181,7 @@ def diff(
     instead.
 
     Both must be for one layer and GPU; their versions and checkpoint
-    formats may differ.
+    formats may differ. Equal ones are said to be so in one line.
     """
     require_packages()
     from autotune.publish import check_comparable
@@ -179,19 +196,24 @@ def diff(
             "after": after,
             "before_of": old.key.model_dump(mode="json", include=_KEY) if old.key else None,
             "after_of": new.key.model_dump(mode="json", include=_KEY) if new.key else None,
-            "rows": [row.model_dump(mode="json") for row in rows],
+            "rows": [row.model_dump(mode="json") for row in rows if row.changed or not only_changed],
         }
         typer.echo(json.dumps(data, indent=2))
         return
     from autotune.cli.publishing_views import print_diff
 
-    print_diff((before, old.key), (after, new.key), rows)
+    print_diff((before, old.key), (after, new.key), rows, only_changed=only_changed)
 
 
 def rollback(
     reason: Reason,
     to: Annotated[
-        str | None, typer.Option("--to", help="A revision's number, or none. Default: the one before.")
+        str | None,
+        typer.Option(
+            "--to",
+            help="A revision's number, none (nothing is applied), or unpublished (as before the first "
+            "revision). Default: the one before; before the first there was none.",
+        ),
     ] = None,
     author: Author = None,
     channel: Channel = "stable",
@@ -206,8 +228,8 @@ def rollback(
     db: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Point a channel back at the revision before, at a given one, or at
-    "none".
+    """Point a channel back at the revision before, at a given one, at "none",
+    or nowhere.
 
     Each layer, GPU and set of versions has channels of its own (stable,
     canary, or any name you choose), which point at one revision each; vLLM
@@ -215,6 +237,10 @@ def rollback(
     the move is kept with its author and reason; no revision is changed.
     Where the layer is published for several versions, --vllm or
     --environment says which one is meant.
+
+    Before its first revision a channel pointed nowhere. Rolled back to there,
+    what answered then answers again, such as the starter tables; with
+    "none" nothing is applied.
 
     [dim]autotune rollback --gpu h200 --model qwen-moe-fp8 --reason "slower in production"[/]
     """
@@ -224,7 +250,8 @@ def rollback(
 
     author = author or _account()
     check_texts(author, reason, channel)
-    target: int | Literal["none"] | None = None if to is None else "none" if to == "none" else number(to)
+    target: int | Literal["none", "unpublished"] | None
+    target = to if to in (None, "none", "unpublished") else number(to)  # type: ignore[assignment]
     asked = asked_for(gpu, model, shape, tp, ep, checkpoint, vllm, environment)
     with open_for_command(db, create=False) as database:
         of = published_key(database, asked, channel, target)
@@ -236,7 +263,20 @@ def rollback(
         _report(done, as_json)
 
 
-def _report(done: Publication, as_json: bool) -> None:
+def _report(done: Publication | Withdrawal, as_json: bool) -> None:
+    from autotune.publish import Withdrawal
+
+    if isinstance(done, Withdrawal):
+        left = done.previous
+        if as_json:
+            gone = {"revision": None, "channel": done.channel, "changed": True, "previous": left.number}
+            typer.echo(json.dumps(gone, indent=2))
+            return
+        typer.echo(
+            f"{done.channel} of {left.problem} on {left.environment.gpu} points at no revision any more, as "
+            f"before revision {left.number}. Back to it: add --to {left.number} to this command."
+        )
+        return
     revision = done.revision
     if as_json:
         data = {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +15,7 @@ from autotune.vocabulary.errors import ConflictError, NotFoundError, UsageError
 if TYPE_CHECKING:
     from autotune.db.engine import Database, ReadSession
     from autotune.db.revisions import Key
+    from autotune.publish import Publication
     from autotune.vocabulary.measurement import Checkpoint
     from autotune.vocabulary.problem import Problem
 
@@ -66,12 +68,16 @@ def asked_for(
 
 
 def published_key(
-    database: Database, asked: Asked, channel: str, revision: int | Literal["none"] | None = None
+    database: Database,
+    asked: Asked,
+    channel: str,
+    revision: int | Literal["none", "unpublished"] | None = None,
 ) -> Key:
     """The problem, environment and checkpoint that the options name.
 
     Args:
-        revision: a number: that of the revision; None: what the channel points at now; `none`: that, or
+        revision: a number: that of the revision; None or `unpublished`: what the channel points at now;
+            `none`: that, or
             else any environment in which the problem was published or measured, since a channel that
             points nowhere yet can be told that nothing is to be applied.
 
@@ -116,6 +122,31 @@ def described(key: Key) -> str:
     return f"{key.checkpoint}, {key.environment}, environment {environment_digest(key.environment)[:8]}"
 
 
+def undo_command(database: Database, done: Publication, db: str | None) -> str:
+    """The command line that takes a publication back, as it can be copied.
+
+    Args:
+        db: the database as the command at hand was given it; None for the usual one.
+    """
+    from autotune.db.keys import environment_digest
+    from autotune.db.revisions import RevisionRepository
+
+    made = done.revision
+    words = ["autotune", "rollback", "--gpu", made.environment.gpu, "--shape", str(made.problem)]
+    with database.read() as session:
+        alike = RevisionRepository(session).current(made.environment.gpu, done.channel)
+    alike = [key for key in alike if key.problem == made.problem and key.number != made.number]
+    if any(key.checkpoint != made.checkpoint for key in alike):
+        words += ["--checkpoint", made.checkpoint]
+    if any(key.environment != made.environment for key in alike):
+        words += ["--environment", environment_digest(made.environment)[:8]]
+    if done.channel != "stable":
+        words += ["--channel", done.channel]
+    if db is not None:
+        words += ["--db", db]
+    return shlex.join([*words, "--reason", "why"])
+
+
 def _known(session: ReadSession, asked: Asked) -> Iterable[Key]:
     from autotune.db.measurements import MeasurementRepository
     from autotune.db.revisions import Key, RevisionRepository
@@ -140,11 +171,25 @@ def find_problem(model: str | None, shape: str | None, tp: int, ep: int) -> tupl
 
     if (model is None) == (shape is None):
         raise UsageError("Name the layer by --model or by --shape, one of them.", "See `autotune models`.")
+    refuse_split(model, tp, ep)
     if shape is not None:
         return Problem.parse(shape), None
     from autotune.vocabulary.catalogue import resolve_problem
 
     return resolve_problem(str(model), tp=tp, ep=ep)
+
+
+def refuse_split(model: str | None, tp: int, ep: int) -> None:
+    """Refuse --tp and --ep where no model is named that they could split.
+
+    Raises:
+        UsageError: if one is given without --model.
+    """
+    if model is None and (tp, ep) != (1, 1):
+        raise UsageError(
+            "--tp and --ep go with --model.",
+            "Name the model, or leave them out: a shape and a table state the partition themselves.",
+        )
 
 
 def version(text: str | None) -> str | None:

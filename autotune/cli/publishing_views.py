@@ -12,19 +12,25 @@ from rich.table import Table
 from autotune.db.keys import environment_digest
 from autotune.db.revisions import Key, Revision
 from autotune.publish import DiffRow, Side
+from autotune.vocabulary.text import counted
 
 _HEADINGS = ("revision", "date", "channels", "table", "author", "reason")
 
 
-def print_revisions(revisions: Sequence[Revision], *, wide: bool = False) -> None:
+def print_revisions(revisions: Sequence[Revision], total: int, *, wide: bool = False) -> None:
     """A heading for each layer and environment, and one line a revision; the newest first.
 
     Args:
+        total: how many there are at least; with none to show, whether something was left out.
         wide: whole reasons and the time of day, however wide that gets. Otherwise the reason is cut to
             what the terminal (or COLUMNS) leaves.
     """
     if not revisions:
-        Console(stderr=True).print("Nothing is published yet. Publish a table with `autotune publish FILE`.")
+        said = "Nothing is published yet. Publish a table with `autotune publish FILE`."
+        if total:
+            others = "1 revision is" if total == 1 else f"{total} revisions are"
+            said = f"Nothing is published for this; {others} for something else. See `autotune revisions`."
+        Console(stderr=True, highlight=False).print(said)
         return
     console = _console()
     rows = {r.number: _cells(r, wide) for r in revisions}
@@ -73,26 +79,43 @@ def print_layer(key: Key, console: Console, before: str = "") -> None:
 
 
 def print_diff(
-    before: tuple[str, Key | None], after: tuple[str, Key | None], rows: Sequence[DiffRow]
+    before: tuple[str, Key | None],
+    after: tuple[str, Key | None],
+    rows: Sequence[DiffRow],
+    *,
+    only_changed: bool = False,
 ) -> None:
-    """What both sides are for, then one line a range of token counts; those that run another thing marked."""
+    """What both sides are for, then one line a range of token counts; those that run another thing marked.
+
+    Args:
+        only_changed: leave out the ranges in which only figures differ. Where nothing differs at all, one
+            line says so either way.
+    """
     console = _console()
     for heading, (name, key) in (("before", before), ("after", after)):
         if key is None:
             console.print(f"{heading} ({name}): nothing is applied")
         else:
             print_layer(key, console, f"{heading} ({name}): ")
+    changed = sum(row.changed for row in rows)
+    shown = [row for row in rows if row.changed or not only_changed]
+    if all(row.before == row.after for row in rows):
+        console.print(f"No difference in {counted(len(rows), 'range')} of token counts.")
+        return
+    if not shown:
+        console.print(f"0 of {counted(len(rows), 'range')} run something else; only figures differ.")
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("")
     table.add_column("before", overflow="fold")
     table.add_column("after", overflow="fold")
-    for row in rows:
+    for row in shown:
         tokens = str(row.last) if row.first == row.last else f"{row.first}..{row.last}"
         table.add_row(tokens, "*" if row.changed else "", _side(row.before), _side(row.after))
     console.print(table)
-    changed = sum(row.changed for row in rows)
-    console.print(f"{changed} of {len(rows)} ranges run something else (marked *).")
+    verb = "runs" if len(rows) == 1 else "run"
+    console.print(f"{changed} of {counted(len(rows), 'range')} {verb} something else (marked *).")
 
 
 def _console() -> Console:

@@ -34,7 +34,9 @@ TargetDb = Annotated[
 ]
 Channel = Annotated[
     str | None,
-    typer.Option("--channel", help="Of a service or database. Default: AUTOTUNE_CHANNEL, or stable."),
+    typer.Option(
+        "--channel", help="Read this channel of a service or database. Default: AUTOTUNE_CHANNEL, or stable."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -139,12 +141,13 @@ def export(
 ) -> None:  # fmt: skip
     """Write a table as JSON, or tables as files for vLLM's VLLM_TUNED_CONFIG_FOLDER.
 
-    Without --model or --shape, `--format vllm` writes all of the GPU's tables.
+    Without --model or --shape, `--format vllm` writes all of the GPU's tables; where the source is
+    autotune.db in this folder, the starter tables of the layers on which it says nothing among them.
 
     Source: one of --table, --url, --db; else AUTOTUNE_TABLE, AUTOTUNE_URL, AUTOTUNE_DB in this order; else
     autotune.db in this folder, if it has a published table for this; else the starter tables.
     """
-    from autotune.cli.routing_sources import Sources, one_table, read_source, wanted
+    from autotune.cli.routing_sources import Sources, no_tables, one_table, read_source, wanted
     from autotune.vocabulary.errors import UnknownNameError
 
     if output_format not in ("json", "vllm"):
@@ -162,16 +165,24 @@ def export(
     if want.problem is not None:
         tables = [one_table(snapshot, want).table]
     else:
-        of_gpu = [t for t in snapshot.tables if t.environment.gpu == want.gpu]
-        tables = [t.table for t in of_gpu if t.table and want.checkpoint in (None, t.checkpoint)]
-    _export_vllm(tables, out, want.gpu)
+        of_gpu = [
+            t for t in snapshot.tables
+            if t.environment.gpu == want.gpu and want.checkpoint in (None, t.checkpoint)
+        ]  # fmt: skip
+        tables = [t.table for t in of_gpu if t.table]
+        if out is not None and not tables:
+            raise no_tables(snapshot, want, of_gpu)
+    _export_vllm(tables, out)
 
 
 @table_app.command("import")
 def import_file(
     file: Annotated[Path, typer.Argument(help="A table's JSON, or a vLLM tuned-config file.")],
     db: TargetDb = None,
-    channel: Channel = None,
+    channel: Annotated[
+        str | None,
+        typer.Option("--channel", help="The channel to point at it. Default: AUTOTUNE_CHANNEL, or stable."),
+    ] = None,
     author: Annotated[str | None, typer.Option("--author", help="Default: the user's name.")] = None,
     reason: Annotated[str | None, typer.Option("--reason", help="Default: names the file.")] = None,
 ) -> None:
@@ -204,14 +215,12 @@ def lint(file: Annotated[Path, typer.Argument(help="A table's JSON, or a vLLM tu
     typer.echo(f"{file}: no findings", err=True)
 
 
-def _export_vllm(tables: list[RoutingTable], out: Path | None, gpu: str) -> None:
+def _export_vllm(tables: list[RoutingTable], out: Path | None) -> None:
     from autotune.client.vllm_files import export_vllm
-    from autotune.vocabulary.errors import NotFoundError, UsageError
+    from autotune.vocabulary.errors import UsageError
 
     if out is None:
         raise UsageError("--out is missing.", "Name the folder for VLLM_TUNED_CONFIG_FOLDER.")
-    if not tables:
-        raise NotFoundError(f"There is no table for {gpu}.", "Sweep one with `autotune sweep`.")
     for file in export_vllm(tables):
         _write(out / file.name, file.text)
         for sentence in file.lost:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from autotune.cli.publishing_lookup import undo_command
 from autotune.cli.routing_sources import CHANNEL_HINT
 from autotune.client.addresses import channel_fault
 from autotune.client.lint import read_vllm_config, vllm_config_doubts, vllm_config_faults
@@ -46,18 +47,22 @@ def publish_file(file: Path, db: str | None, channel: str | None, author: str, r
     settings = Settings.from_env()
     if fault := channel_fault(channel or settings.channel):
         raise UsageError(f"{fault}.", CHANNEL_HINT)
-    with open_database(db or settings.db) as database, database.write() as session:
-        done = [
-            publish(
-                session, t.table, problem=t.problem, environment=t.environment, checkpoint=t.checkpoint,
-                author=author, reason=reason, channel=channel or settings.channel,
-            )
-            for t in tables
-        ]  # fmt: skip
+    with open_database(db or settings.db) as database:
+        with database.write() as session:
+            done = [
+                publish(
+                    session, t.table, problem=t.problem, environment=t.environment, checkpoint=t.checkpoint,
+                    author=author, reason=reason, channel=channel or settings.channel,
+                )
+                for t in tables
+            ]  # fmt: skip
+        undo = [undo_command(database, publication, db) for publication in done if publication.changed]
     for publication in done:
         what = "is now" if publication.changed else "already was"
         number, problem = publication.revision.number, publication.revision.problem
         typer.echo(f"revision {number} of {problem} {what} what {publication.channel} points at")
+    for command in undo:
+        typer.echo(f"undo with: {command}", err=True)
 
 
 def show_vllm_config(file: Path) -> None:

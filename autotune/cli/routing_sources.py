@@ -14,6 +14,7 @@ from autotune.client.addresses import address_fault, channel_fault, shown
 from autotune.vocabulary.decide import Query, Selection, select_table
 from autotune.vocabulary.environment import gpu_name
 from autotune.vocabulary.errors import (
+    AutotuneError,
     MissingDependencyError,
     NotFoundError,
     TableError,
@@ -23,10 +24,11 @@ from autotune.vocabulary.errors import (
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.settings import DEFAULT_DB, Settings
-from autotune.vocabulary.table import Miss
+from autotune.vocabulary.table import Miss, PublishedTable
 
 if TYPE_CHECKING:
     from autotune.db.engine import Database
+    from autotune.db.revisions import Revision
 
 CHANNEL_HINT = "Use lower-case letters, digits, '.', '_' and '-', such as stable or canary."
 DEFAULT_FILE = Path("autotune.db")
@@ -84,7 +86,7 @@ def read_source(want: Wanted, given: Sources) -> Snapshot:
     """Read tables from the one source that counts; the reasons say what a reader should know about it.
 
     An option, else `AUTOTUNE_TABLE`, `AUTOTUNE_URL`, `AUTOTUNE_DB` in this order; each of them is final.
-    Else the database `autotune.db` of this folder, if the channel has a table for what is wanted in it;
+    Else, for each layer, the database `autotune.db` of this folder, if the channel says anything on it;
     else the starter tables.
 
     Raises:
@@ -124,11 +126,15 @@ def read_source(want: Wanted, given: Sources) -> Snapshot:
     except OSError as error:  # a working folder that may not be entered
         return starter().with_reason(f"{DEFAULT_FILE} cannot be looked for in this folder: {error.strerror}")
     own = _from_database(DEFAULT_DB, want, settings.channel)
-    if own.tables if want.problem is None else _answers(own, want):
+    if _answers(own, want):
         return own
     shipped = starter()
     if own.tables and not _answers(shipped, want):
-        return own
+        # All of a GPU's tables, or a layer that neither has: each layer as it would be answered alone.
+        fitting = [t for t in own.tables if want.checkpoint in (None, t.checkpoint)]
+        said = {(t.problem, t.environment.gpu) for t in fitting}
+        more = tuple(t for t in shipped.tables if (t.problem, t.environment.gpu) not in said)
+        return dataclasses.replace(own, tables=(*own.tables, *more))
     reasons = own.reasons
     if own.tables:
         reasons = (f"{DEFAULT_FILE} has no table for {want.problem}: the starter tables answer", *reasons)
@@ -186,10 +192,14 @@ def _hints(database: Database, want: Wanted, channel: str) -> list[str]:
 
     hints = []
     with database.read() as session:
-        channels = RevisionRepository(session).channels()
+        repository = RevisionRepository(session)
+        channels = repository.channels()
         if channels and channel not in channels:
             hints.append(_no_channel(channel, database.name, channels))
-        if want.problem is not None:
+        published = repository.newest(gpu=want.gpu, problem=want.problem, checkpoint=want.checkpoint)
+        if want.problem is not None and published:
+            hints.append(_elsewhere(published, want.problem, channel, database.name))
+        elif want.problem is not None:
             measured = MeasurementRepository(session).find(want.problem, checkpoint=want.checkpoint)
             if any(m.environment.gpu == want.gpu for m in measured):
                 hints.append(
@@ -197,6 +207,49 @@ def _hints(database: Database, want: Wanted, channel: str) -> list[str]:
                     "sweep again with --publish, or `autotune publish`"
                 )
     return hints
+
+
+def _elsewhere(published: list[Revision], problem: Problem, channel: str, source: str) -> str:
+    """Where the channel says nothing on a problem that was published all the same."""
+    pointing = [r for r in published if r.channels]
+    if not pointing:
+        newest = published[0]
+        command = (
+            f"autotune rollback --to {newest.number} --gpu {newest.environment.gpu} --shape {problem} "
+            f"--channel {channel} --reason why"
+        )
+        return (
+            f"{source} has revision {newest.number} of {problem}, at which no channel points; "
+            f"`{command}` puts {channel} there"
+        )
+    there = "; ".join(f"revision {r.number} in {' and '.join(r.channels)}" for r in pointing)
+    return f"{source} has {problem} not in channel {channel!r}, but published as {there}"
+
+
+def no_tables(snapshot: Snapshot, want: Wanted, said: list[PublishedTable]) -> AutotuneError:
+    """Why a source has no table at all of a GPU.
+
+    Args:
+        said: what the source says on the GPU; none of it has a table that can be used.
+    """
+    source = snapshot.source or "no source"
+    if said:
+        why = "; ".join(
+            f"{t.problem}: {t.broken or 'none is published, so nothing is to be applied'}" for t in said
+        )
+        return NotFoundError(
+            f"There is no table for {want.gpu} in {source}: {why}.",
+            "Publish one with `autotune publish`, or go back with `autotune rollback`.",
+        )
+    if snapshot.reasons:
+        return NotFoundError(
+            f"There is no table for {want.gpu} in {source}: {snapshot.why}", "Name another source."
+        )
+    others = sorted({t.environment.gpu for t in snapshot.tables})
+    known = f" It has some for {', '.join(others)}." if others else ""
+    return NotFoundError(
+        f"There is no table for {want.gpu} in {source}.{known}", "Sweep one with `autotune sweep --publish`."
+    )
 
 
 def _with_channels(snapshot: Snapshot, settings: Settings) -> Snapshot:

@@ -27,8 +27,11 @@ def print_decision(decision: Decision) -> None:
         out.print(f"{route.winner} (the baseline: nothing beat it)")
     out.print(decision.detail)
     if decision.static:
-        totals = ", ".join(f"{b} {t:.0f} us" for b, t in decision.static.total_us.items())
-        out.print(f"static choice for {decision.static.profile}: {decision.static.backend} ({totals})")
+        totals = ", ".join(f"{b} {t / 1000:.1f} ms" for b, t in decision.static.total_us.items())
+        out.print(
+            f"static choice for {decision.static.profile}: {decision.static.backend} "
+            f"(time of one layer over that traffic: {totals})"
+        )
     if decision.environment:
         revision = f"revision {decision.revision}, " if decision.revision is not None else ""
         digest = f"digest {decision.table_digest[:12]}, " if decision.table_digest else ""

@@ -9,12 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
 )
+
+from autotune.vocabulary.text import counted
 
 PLAIN_EVERY_S = 10.0
 """Without a terminal (a log file), one line about this often, seconds."""
@@ -34,7 +36,7 @@ class SweepDisplay:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
-            MofNCompleteColumn(),
+            TaskProgressColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[trying]}", style="dim"),
@@ -58,30 +60,30 @@ class SweepDisplay:
         self._bar.stop()
 
     def phase(self, name: str, total: int) -> None:
-        """A new phase with so many steps begins."""
+        """A new phase begins; `total` steps are all of it."""
         self._name, self._done, self._total = name, 0, total
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(name, total=total, trying="", left="")
         if not self._console.is_terminal:
-            self._console.print(f"{name}: {total} steps{self._left()}")
+            self._console.print(f"{name}{self._left()}")
         self._last = time.monotonic()
 
     def step(self, tokens: int, trying: str, best: str = "", *, advance: int = 1) -> None:
         """One step further, or another thing being tried."""
         self._done += advance
-        text = f"{tokens} tokens: {trying}" + (f"  best {best}" if best else "")
+        text = f"{counted(tokens, 'token')}: {trying}" + (f"  best {best}" if best else "")
         self._bar.update(self._task, advance=advance, trying=text, left=self._left())
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last >= PLAIN_EVERY_S:
             self._last = now
             self._console.print(
-                f"{self._name} {self._done}/{self._total}{self._left()}: {text}", soft_wrap=True
+                f"{self._name} {self._done / max(self._total, 1):.0%}{self._left()}: {text}", soft_wrap=True
             )
 
     def note(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(text, soft_wrap=True)
+        """A sentence that stays, wrapped at the terminal's width."""
+        self._console.print(text, markup=False)
 
     def _left(self) -> str:
         if self._budget_s is None:

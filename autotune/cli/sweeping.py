@@ -11,6 +11,7 @@ import typer
 
 from autotune.cli.models import EP_HELP
 from autotune.vocabulary.settings import Settings
+from autotune.vocabulary.text import counted
 from autotune.vocabulary.traffic import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from autotune.measure.task import Runner
     from autotune.vocabulary.measurement import Checkpoint
     from autotune.vocabulary.problem import Problem
+    from autotune.vocabulary.table import RoutingTable
 
 INTERRUPTED = 130
+NO_EFFECT = ("budget", "trials", "seed", "wait")
+"""Options that a replay does not read: every recorded candidate has its turn, and nothing runs."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,6 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def sweep(
+    context: typer.Context,
     gpu: Annotated[str, typer.Option(help="GPU to sweep: h200, h100, ... or a full device name.")],
     model: Annotated[
         str, typer.Option(help="A model of `autotune models`, or the path of a Hugging Face config.json.")
@@ -50,16 +55,28 @@ def sweep(
     routing: Annotated[
         str, typer.Option(help="How tokens spread over experts: uniform, or zipf:S with an exponent S.")
     ] = "uniform",
-    backends: Annotated[str, typer.Option(help="Only these backends, comma-separated. Default: all.")] = "",
+    backends: Annotated[
+        str,
+        typer.Option(
+            help="Only these backends are tried and stand in the table, comma-separated. Default: all."
+        ),
+    ] = "",
     budget: Annotated[
         str,
-        typer.Option(help="Time for the sweep: 90s, 5m, 1h, or `none`. Half screens, half makes evidence."),
+        typer.Option(
+            help="Time for the sweep: 90s, 5m, 1h, or `none`. "
+            "Half screens, half makes evidence. Not in a replay."
+        ),
     ] = "5m",
-    trials: Annotated[int, typer.Option(min=1, help="Candidates screened per token count, at most.")] = 60,
+    trials: Annotated[
+        int, typer.Option(min=1, help="Candidates screened per token count, at most. Not in a replay.")
+    ] = 60,
     margin: Annotated[
         float, typer.Option(help="How far a speed-up's lower bound must clear 1 to win.")
     ] = 0.01,
-    seed: Annotated[int, typer.Option(min=0, max=1 << 20, help="Seeds the search and the inputs.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=1 << 20, help="Seeds the search and the inputs. Not in a replay.")
+    ] = 0,
     db: Annotated[
         str, typer.Option(help="SQLAlchemy URL. Default: AUTOTUNE_DB, or sqlite:///autotune.db.")
     ] = "",
@@ -75,7 +92,9 @@ def sweep(
     publish: Annotated[
         bool, typer.Option("--publish", help="Publish the table to the channel `stable`.")
     ] = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a busy GPU before refusing.")] = 0.0,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for a busy GPU before refusing. Not in a replay.")
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the routing table as JSON.")] = False,
 ) -> None:
     """Measure every backend on this GPU, choose per token count, and keep the evidence.
@@ -112,6 +131,8 @@ def sweep(
     from autotune.db.store import DatabaseStore
 
     runner = _runner(device, problem, kind, routing, replay, evidence, wait, console)
+    if runner.machine.recording:
+        _tell_without_effect(context, console)
     try:
         database = open_database(db or Settings.from_env().db)
         store = DatabaseStore(database)
@@ -141,9 +162,23 @@ def sweep(
     if result.table is None:
         return
     if publish:
-        _publish(database, result.table, runner, console)
+        _publish(database, result.table, plan, runner, db or None, console)
     else:
-        console.print("not published: nothing uses this table yet. Sweep again with --publish to publish it.")
+        _tell_unpublished(database, result.table, runner, console)
+
+
+def _tell_without_effect(context: typer.Context, console: Any) -> None:
+    given = [
+        f"--{name}"
+        for name in NO_EFFECT
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    ]
+    if given:
+        verb = "has" if len(given) == 1 else "have"
+        console.print(
+            f"replay: {', '.join(given)} {verb} no effect: every recorded candidate has its turn, and "
+            "nothing runs on a GPU"
+        )
 
 
 def _require_packages() -> None:
@@ -220,7 +255,8 @@ def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> Sweep
 
     # A plain kill and a closed terminal end like Ctrl-C: workers stopped, the run named.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup starts a program
+            signal.signal(number, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     # A replay takes no GPU time: a budget would mean nothing.
     budget_s = None if runner.machine.recording else plan.budget_s
     with SweepDisplay(console, budget_s) as display:
@@ -242,8 +278,8 @@ def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> Sweep
 
 def _kept(job: Sweep, runner: Runner) -> str:
     if runner.machine.recording:
-        return f"{job.result.new + job.result.known} recorded measurements are kept."
-    return f"{job.result.new} measurements of run {job.run} are kept."
+        return f"{counted(job.result.new + job.result.known, 'recorded measurement')} kept."
+    return f"{counted(job.result.new, 'measurement')} of run {job.run} kept."
 
 
 def _report(
@@ -257,10 +293,13 @@ def _report(
 
     if result.table is None:
         return
-    kept = f"run {result.run}: {result.new} new measurements"
+    kept = f"run {result.run}: {counted(result.new, 'new measurement')}"
     if runner.machine.recording:
-        kept = f"replayed: {result.new + result.known} recorded measurements, none of them new evidence"
+        answered = counted(result.new + result.known, "recorded measurement")
+        kept = f"replayed: {answered}, none of them new evidence"
     console.print(f"{kept}; table {result.table.digest[:12]}")
+    for sentence in _other_counts(plan, result.table, result.unproven):
+        console.print(sentence)
     if as_json:
         print(json.dumps(result.table.to_json_data(), indent=2))
         return
@@ -269,14 +308,65 @@ def _report(
     out.print(render_static(result.table, profiles))
 
 
-def _publish(database: Any, table: Any, runner: Runner, console: Any) -> None:
+def _other_counts(plan: SweepPlan, table: RoutingTable, unproven: list[int]) -> list[str]:
+    """Where the table's token counts are not those that were asked for, and why."""
+    sentences = []
+    more = [route.tokens for route in table.routes if route.tokens not in plan.tokens]
+    if more:
+        listing = ", ".join(map(str, more))
+        sentences.append(
+            f"the table also has {counted(len(more), 'token count')} ({listing}) from what this database "
+            "holds of earlier runs: a table is made of all evidence on record"
+        )
+    if unproven:
+        of = f" of {', '.join(sorted(plan.backends))}" if plan.backends else ""
+        listing = ", ".join(map(str, unproven))
+        sentences.append(f"no route at {listing} tokens: there is no final measurement{of}")
+    return sentences
+
+
+def _tell_unpublished(database: Any, table: RoutingTable, runner: Runner, console: Any) -> None:
+    """Say what uses the table although it was not published now, and how to publish it."""
+    from autotune.client.sources import starter
+    from autotune.db.revisions import RevisionRepository
+
+    with database.read() as session:
+        published = RevisionRepository(session).newest(
+            gpu=table.environment.gpu, problem=table.problem, checkpoint=table.checkpoint
+        )
+    alike = [r for r in published if r.environment == table.environment and r.channels]
+    same = [r for r in alike if r.table_digest == table.digest]
+    if same:
+        points = "; ".join(f"{' and '.join(r.channels)} at revision {r.number}" for r in same)
+        console.print(f"published already: this very table is what answers ({points})")
+        return
+    again = "--publish" if runner.machine.recording else "--resume --publish"
+    how = f"The same command with {again} publishes it."
+    if alike:
+        points = "; ".join(f"{' and '.join(r.channels)} at revision {r.number}" for r in alike)
+        console.print(f"not published: another table goes on answering ({points}). {how}")
+        return
+    if any(t.table is not None and t.table.digest == table.digest for t in starter().tables):
+        console.print(
+            f"not published: it is the starter table, which answers where no other source does. {how}"
+        )
+        return
+    console.print(f"not published: nothing uses this table yet. {how}")
+
+
+def _publish(
+    database: Any, table: RoutingTable, plan: SweepPlan, runner: Runner, db: str | None, console: Any
+) -> None:
     import getpass
 
+    from autotune.cli.publishing_lookup import undo_command
     from autotune.publish import publish as publish_table
     from autotune.vocabulary.text import printable
 
     # Neither is the user's to say here, so whatever an account or a recording calls itself must do.
-    reason = f"replay of {runner.machine.recording}" if runner.machine.recording else "sweep"
+    reason = f"replay of {runner.machine.recorded}" if runner.machine.recording else "sweep"
+    if plan.backends is not None:
+        reason += f", of {', '.join(sorted(plan.backends))} only"
     try:
         author = getpass.getuser()
     except (KeyError, OSError):
@@ -293,7 +383,9 @@ def _publish(database: Any, table: Any, runner: Runner, console: Any) -> None:
         )
     number, channel = made.revision.number, made.channel
     if made.changed:
-        console.print(f"published as revision {number} on channel {channel}; undo with `autotune rollback`")
+        console.print(f"published as revision {number} on channel {channel}; undo with:")
+        # One line, to be copied.
+        console.print(undo_command(database, made, db), soft_wrap=True, markup=False)
     else:
         console.print(
             f"channel {channel} points at this table already (revision {number}): nothing to publish"

@@ -39,11 +39,13 @@ def doctor(
 
     The plugin reads AUTOTUNE_TABLE, else AUTOTUNE_URL, else the starter tables; it reads no database.
     """
+    from autotune.cli.publishing_lookup import refuse_split
     from autotune.vllm_plugin.doctor import examine, unsettled
     from autotune.vllm_plugin.environment import installed
     from autotune.vocabulary.errors import UsageError
     from autotune.vocabulary.settings import Settings
 
+    refuse_split(model, tp, ep)
     layer = None
     if model is not None:
         from autotune.vocabulary.catalogue import resolve_problem
@@ -61,6 +63,11 @@ def doctor(
         typer.echo(json.dumps(report.to_json_data(), indent=2))
     else:
         _print(report)
+
+
+def _applies(report: Report) -> bool:
+    """Whether one backend for the process would be chosen here."""
+    return any(f["name"].startswith("static-") and f["state"] == "applied" for f in report.features)
 
 
 _MODES = {
@@ -83,9 +90,7 @@ def _print(report: Report) -> None:
             ("mode", f"{report.mode} ({_MODES[report.mode]})"),
             ("source", f"{report.source or 'none'}, digest {report.digest[:12]}: {report.source_note}"),
         ]
-    for feature in report.features:
-        reason = f": {feature['reason']}" if feature["reason"] else ""
-        lines.append(("feature", f"{feature['title']}: {feature['state']}{reason}"))
+    lines += [("feature", text) for text in _features(report.features)]
     for table in report.tables:
         detail = f": {table['detail']}" if table["detail"] else ""
         lines.append(("table", f"{table['problem']} ({table['checkpoint']}): {table['status']}{detail}"))
@@ -96,6 +101,15 @@ def _print(report: Report) -> None:
     typer.echo("")
     for label, text in lines:
         typer.echo(labelled(label, text))
+
+
+def _features(features: list[dict[str, str]]) -> list[str]:
+    """A line each; those that end alike in one, so that a common reason is said once."""
+    ends: dict[str, list[str]] = {}
+    for feature in features:
+        reason = f": {feature['reason']}" if feature["reason"] else ""
+        ends.setdefault(f"{feature['state']}{reason}", []).append(feature["title"])
+    return [f"{'; '.join(titles)}: {end}" for end, titles in ends.items()]
 
 
 def _model(report: Report) -> list[str]:
@@ -114,9 +128,10 @@ def _model(report: Report) -> list[str]:
     routing = model["routing"]
     if routing is None:
         static = model["static"] or "left to vLLM"
+        would = "static choice" if _applies(report) else "not applied; the static choice would be"
         lines += [
             f"routing per call: no: {model['routing_detail']}",
-            f"static choice: {static}: {model['static_detail']}",
+            f"{would}{':' if _applies(report) else ''} {static}: {model['static_detail']}",
         ]
         return lines
     lines.append(f"weights prepared for {routing['base']}: {routing['base_detail']}")

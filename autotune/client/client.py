@@ -6,7 +6,7 @@ from autotune.client.snapshot import Snapshot
 from autotune.client.sources import resolve
 from autotune.vocabulary.candidate import BackendName
 from autotune.vocabulary.decide import Query, Selection, decide_selected, select_table
-from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.environment import Environment, gpu_name
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.settings import Settings
@@ -27,11 +27,12 @@ class RoutingClient:
     Args:
         settings: None reads `AUTOTUNE_*` from the process environment.
         environment: the asker's; None answers as for a person, from the newest table on record.
-        gpu: vLLM's device name, where there is no environment.
+        gpu: vLLM's device name or an alias such as `h200`, where there is no environment.
         snapshot: decide with these tables instead of reading a source.
 
     Raises:
         UsageError: if an `AUTOTUNE_*` variable does not fit.
+        UnknownNameError: if `gpu` is no alias and no device name.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class RoutingClient:
     ) -> None:
         self.settings = settings if settings is not None else Settings.from_env()
         self.environment = environment
-        self.gpu = environment.gpu if environment else gpu
+        self.gpu = environment.gpu if environment else gpu_name(gpu) if gpu is not None else None
         self._snapshot = snapshot
         self._selections: dict[tuple[Problem, Checkpoint | None], Selection] = {}
         self._decisions: dict[tuple[Problem, int, Checkpoint | None, int | None], Decision] = {}

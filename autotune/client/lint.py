@@ -13,6 +13,7 @@ from autotune.vocabulary.errors import TableError, UsageError
 from autotune.vocabulary.files import read_text, reason
 from autotune.vocabulary.problem import PartialProblem
 from autotune.vocabulary.table import Route, RoutingTable, Verdict
+from autotune.vocabulary.text import counted
 from autotune.vocabulary.wire import decode_tables
 
 _POWERS = frozenset(1 << n for n in range(11))
@@ -97,7 +98,8 @@ def _lint_route(route: Route, margin: float) -> list[str]:
             found.append("the median speed-up is below its lower bound")
         if len(route.evidence) < 3:
             found.append(
-                f"a win on {len(route.evidence)} measurements; finalists are re-timed in three processes"
+                f"a win on {counted(len(route.evidence), 'measurement')}; "
+                "finalists are re-timed in three processes"
             )
     digests = (*route.evidence, *(d for a in route.alternatives for d in a.evidence))
     if any(not re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests):

@@ -141,22 +141,24 @@ def _lost(table: RoutingTable, unknown: Sequence[Route], gaps: Sequence[_Gap]) -
     if foreign:
         backends = ", ".join(sorted({r.baseline.backend for r in foreign}))
         lost.append(
-            f"unaided vLLM runs {backends} at {_ranges(foreign)}: there the file counts only with "
-            "--moe-backend triton"
+            f"the choice of Triton: unaided vLLM runs {backends} at {_ranges(foreign)}; there the file "
+            "counts only with --moe-backend triton"
         )
     if unknown:
-        lost.append(f"no Triton tile is known at {_ranges(unknown)}: the nearest key answers there")
+        lost.append(
+            f"a tile at {_ranges(unknown)}: none of Triton is known there, and the nearest key answers"
+        )
     filled = ", ".join(str(gap) for gap in gaps if gap.filled)
     bare = ", ".join(str(gap) for gap in gaps if not gap.filled)
     if filled:
         lost.append(
-            f"unmeasured counts: at {filled} the plugin leaves vLLM's own tile; the file gives the "
-            "baseline's tile of the nearest measured count"
+            f"counts without a measured Triton tile: at {filled} the plugin leaves vLLM's own tile; the file "
+            "gives the baseline's tile of the nearest measured count"
         )
     if bare:
         lost.append(
-            f"unmeasured counts: at {bare} the plugin leaves vLLM's own tile, which is not known; the tile "
-            "of the nearest range answers there, without evidence"
+            f"counts without a measured Triton tile: at {bare} the plugin leaves vLLM's own tile, which is "
+            "not known; the tile of the nearest range answers there, without evidence"
         )
     lost.append("top-k, K, and library versions: vLLM checks none of them against the file")
     return lost

@@ -168,7 +168,7 @@ class Host:
             environment={k: v for k, v in sorted(starting.env.items()) if k.startswith(_SHOWN)},
             # Of servers that start at once, the difference is everybody's.
             memory_mib=None if before is None or memory_now is None or at_once > 1 else memory_now - before,
-            memory=logs.memory(text),
+            memory={k: v for k, v in logs.memory(text).items() if at_once == 1 or k != "graphs_gib"},
             lines=logs.kept_lines(text),
         )
         if self.keep_starts:

@@ -19,6 +19,8 @@ from autotune.lab.plan import Arm, Plan, Point
 from autotune.lab.results import Folder, Result
 from autotune.lab.tables import read_table, restricted
 from autotune.vocabulary.errors import MissingDependencyError, UsageError
+from autotune.vocabulary.table import RoutingTable
+from autotune.vocabulary.text import counted
 
 Task = tuple[int, Point, Arm]
 
@@ -99,20 +101,29 @@ def greedy_outputs(
             return collect(host, alone.arms, prompts, tokens, tell)
 
 
-def _check(plan: Plan, options: Options) -> None:
+def check_arms(plan: Plan, table: RoutingTable | None) -> None:
+    """Refuse, before any server starts, an arm that has nothing to show with this table.
+
+    Raises:
+        UsageError: naming the arm, or that the table is not the plan's.
+    """
     for arm in plan.arms:
-        if arm.table is not None and options.table is None:
+        if arm.table is not None and table is None:
             raise UsageError(f"Arm {arm.name} needs a routing table.", "Give one with --table.")
-    if options.table is not None:
-        table = read_table(options.table)
-        if plan.table != table.digest:
-            raise UsageError(
-                f"{options.table} is not the plan's table.", "Give the one that it was made with."
-            )
-        for arm in plan.arms:
-            if arm.table is not None and arm.table != "published":
-                # Before any server starts: an arm may have nothing to show with this table.
-                restricted(table, arm.table)
+    if table is None:
+        return
+    if plan.table != table.digest:
+        raise UsageError(
+            f"The table of {table.problem} with digest {table.digest[:12]} is not the plan's.",
+            "Give the one that it was made with.",
+        )
+    for arm in plan.arms:
+        if arm.table is not None and arm.table != "published":
+            restricted(table, arm.table)
+
+
+def _check(plan: Plan, options: Options) -> None:
+    check_arms(plan, None if options.table is None else read_table(options.table))
     if plan.scheme not in MODEL_NAMES:
         raise UsageError(f"There is no model for {plan.scheme}.", f"Known: {', '.join(MODEL_NAMES)}.")
 
@@ -120,7 +131,7 @@ def _check(plan: Plan, options: Options) -> None:
 def _ready_place(folder: Folder, tell: Callable[[str], None]) -> Place:
     left = stop_leftovers(folder.path / "running.json")
     if left:
-        tell(f"stopped {left} servers that an earlier run left behind")
+        tell(f"stopped {counted(left, 'server')} that an earlier run left behind")
     return this_place()
 
 

@@ -73,7 +73,11 @@ def detect_environment() -> Environment:
             "Install it with `pip install 'moe-autotune[gpu]'`.",
         ) from error
     if not torch.cuda.is_available():
-        raise GpuNotReadyError("There is no CUDA GPU here.", "Use --replay to answer from recorded evidence.")
+        raise GpuNotReadyError(
+            "There is no CUDA GPU here, and this measures on one.",
+            "Run it on a machine with one. What was recorded on an H200 is shown without a GPU by "
+            "`autotune sweep --replay` and `python benchmarks/kernels.py --replay`.",
+        )
     major, minor = torch.cuda.get_device_capability()
     return Environment(
         gpu=torch.cuda.get_device_name().replace(" ", "_"),

@@ -22,9 +22,9 @@ from autotune.measure.outcome import PROCESS_ENDED, Outcome
 from autotune.measure.task import Machine, Task
 from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.errors import AutotuneError, GpuNotReadyError
-from autotune.vocabulary.measurement import Checkpoint, Measurement, PairedTimes, Status
+from autotune.vocabulary.measurement import Checkpoint, Measurement, PairedTimes, Stage, Status
 from autotune.vocabulary.problem import Problem
-from autotune.vocabulary.text import printable
+from autotune.vocabulary.text import counted, printable
 
 START_TIMEOUT_S = 300.0
 CANDIDATE_TIMEOUT_S = 60.0
@@ -113,7 +113,9 @@ class GpuRunner:
         found: Candidate | None = answer if kind == "triton" else None
         return found
 
-    def recorded(self, problem: Problem, tokens: int) -> Sequence[Candidate] | None:
+    def recorded(
+        self, problem: Problem, tokens: int, stage: Stage = Stage.SCREEN
+    ) -> Sequence[Candidate] | None:
         return None
 
     def compile(
@@ -158,11 +160,12 @@ class GpuRunner:
             index, status, reason = failure
             if index < 0:
                 raise AutotuneError(
-                    f"The baseline {task.baseline} cannot be measured at {task.tokens} tokens: {reason}",
+                    f"The baseline {task.baseline} cannot be measured at "
+                    f"{counted(task.tokens, 'token')}: {reason}",
                     f"Without a baseline nothing can be compared; the whole error may be in {self.log}.",
                 )
             self._tell(
-                f"{remaining[index]} at {task.tokens} tokens: {status.value} ({reason}); "
+                f"{remaining[index]} at {counted(task.tokens, 'token')}: {status.value} ({reason}); "
                 f"GPU process replaced, its output is in {self.log}"
             )
             if index >= done:  # else its outcome had come before the process ended

@@ -10,6 +10,7 @@ from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.errors import NotFoundError
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage
 from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.text import counted
 
 
 class ReplayRunner:
@@ -29,7 +30,8 @@ class ReplayRunner:
         self.machine = Machine(
             environment=first.environment,
             driver=first.driver,
-            recording=f"{len(self.measurements)} measurements of {day} on {header.machine}; "
+            recorded=f"{counted(len(self.measurements), 'measurement')} of {day}",
+            recording=f"{counted(len(self.measurements), 'measurement')} of {day} on {header.machine}; "
             f"{first.environment}; driver {first.driver}; made by `{header.command}`",
         )
         self._by_key: dict[tuple[int, str, Stage], list[Measurement]] = {}
@@ -47,18 +49,19 @@ class ReplayRunner:
     def baseline(self, problem: Problem, checkpoint: Checkpoint, tokens: int) -> Candidate:
         if tokens not in self._baselines:
             raise NotFoundError(
-                f"The recording has no {tokens} tokens.", f"Recorded: {', '.join(map(str, self.tokens()))}."
+                f"The recording has no measurements at {counted(tokens, 'token')}.",
+                f"Recorded: {', '.join(map(str, self.tokens()))}.",
             )
         return self._baselines[tokens]
 
     def vllm_triton(self, problem: Problem, tokens: int) -> Candidate | None:
         return None
 
-    def recorded(self, problem: Problem, tokens: int) -> Sequence[Candidate]:
+    def recorded(self, problem: Problem, tokens: int, stage: Stage = Stage.SCREEN) -> Sequence[Candidate]:
         unique = {
             m.candidate.digest: m.candidate
-            for (count, _, stage), found in self._by_key.items()
-            if count == tokens and stage is Stage.SCREEN
+            for (count, _, of_stage), found in self._by_key.items()
+            if count == tokens and of_stage is stage
             for m in found
         }
         return list(unique.values())

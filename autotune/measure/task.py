@@ -42,6 +42,8 @@ class Machine:
     cores: int = 1
     recording: str = ""
     """Not empty if the answers are recorded ones: which recording, for a person."""
+    recorded: str = ""
+    """The same in a few words: how many measurements, of when."""
     absent: tuple[str, ...] = ()
     """Libraries that are installed but cannot be used here, each with the reason and what to do."""
 
@@ -63,8 +65,10 @@ class Runner(Protocol):
         """The tile and Swap-AB choice of vLLM's Triton backend: a start for the search. None if not known."""
         ...
 
-    def recorded(self, problem: Problem, tokens: int) -> Sequence[Candidate] | None:
-        """The only candidates that can be answered; None if any can."""
+    def recorded(
+        self, problem: Problem, tokens: int, stage: Stage = Stage.SCREEN
+    ) -> Sequence[Candidate] | None:
+        """The only candidates that can be answered at that stage; None if any can."""
         ...
 
     def compile(

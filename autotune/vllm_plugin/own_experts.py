@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from autotune.kernels.layouts import Layout, layouts
@@ -24,6 +26,31 @@ def kernel_plan(backend: BackendName) -> Any:
         ImportError: without torch or Triton.
     """
     return importlib.import_module(_PLANS[backend]).plan
+
+
+def tried_at(problem: Problem, candidate: Candidate, first: int, last: int) -> tuple[int, ...]:
+    """The token counts at which a route is tried: its first, and the first of each further Triton variant.
+
+    So whatever the route launches later has been compiled, and held against vLLM, before it serves.
+    vLLM's Triton kernel is warmed up elsewhere (`warmup.py`).
+
+    Raises:
+        ImportError: for a kernel of ours without torch or Triton.
+    """
+    form = _form(problem, candidate.backend)
+    starts: dict[Any, int] = {}
+    for tokens in range(first, last + 1):
+        starts.setdefault(form(tokens), tokens)
+    return tuple(starts.values())
+
+
+def _form(problem: Problem, backend: BackendName) -> Callable[[int], Any]:
+    if backend in _PLANS:
+        return partial(importlib.import_module(_PLANS[backend]).form, problem)
+    if backend == "deep_gemm":
+        # vLLM's Triton kernels around it take the count as an integer that Triton specializes.
+        return lambda tokens: (tokens == 1, tokens % 16 == 0)
+    return lambda tokens: None
 
 
 def takes_up_first(backend: BackendName) -> bool:

@@ -6,9 +6,10 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from autotune.vllm_plugin.log import info_once, warn_once
-from autotune.vllm_plugin.route_reach import Outlook, span
+from autotune.vllm_plugin.route_reach import Entry, Outlook, span
 from autotune.vocabulary.candidate import BackendName
 from autotune.vocabulary.problem import Problem
 
@@ -47,8 +48,9 @@ class RoutePlan:
         """Indices still to be proved."""
         self.next_first = self._next_first()
         """The smallest token count at which something is due: what a call compares its own with."""
-        self.shapes: dict[tuple[int, ...], Shapes] = {}
-        """Workspaces by (M, N, K, topk, local experts), the larger of each over all possible experts."""
+        self.shapes: dict[int, tuple[Shape, Shapes]] = {}
+        """Workspaces by M, the larger of each over all possible experts, with the (N, K, topk, local experts)
+        that they are for: the same in all layers of a shape."""
         self.calls: dict[tuple[int, int], int] | None = None
         """Calls that Python made, by token count and index, once they are counted (`Ledger.ready`)."""
         self.lock = threading.Lock()
@@ -76,23 +78,27 @@ class RoutePlan:
     def _next_first(self) -> int:
         return min((self.entries[index - 1].first for index in self.pending), default=sys.maxsize)
 
-    def prove(self, indices: Sequence[int], check: Callable[[int], str]) -> None:
+    def prove(
+        self,
+        indices: Sequence[int],
+        check: Callable[[int, int], str],
+        tried_at: Callable[[Entry], Sequence[int]] = lambda entry: (entry.first,),
+    ) -> None:
         """Try routes once; those that pass serve from now on, the backend of one that fails leaves.
 
         Args:
-            check: tries one index; returns what is wrong, or an empty string. An exception counts as that.
+            check: tries one index at a token count; returns what is wrong, or an empty string. An exception
+                counts as that.
+            tried_at: the token counts at which a route is tried.
         """
         with self.lock:
             for index in indices:
                 if index not in self.pending:
                     continue
                 entry = self.entries[index - 1]
-                try:
-                    wrong = check(index)
-                except Exception as error:
-                    wrong = f"{type(error).__name__}: {error}"
+                wrong = _first_wrong(entry, partial(check, index), tried_at)
                 if wrong:
-                    self._remove(entry.backend, f"its probe at {entry.first} tokens failed: {wrong}")
+                    self._remove(entry.backend, f"its probe at {wrong}")
                     continue
                 serving = array("H", self.serving)
                 serving[entry.first : entry.last + 1] = array("H", [index]) * (entry.last + 1 - entry.first)
@@ -117,9 +123,25 @@ class RoutePlan:
         counts = ", ".join(span(self.entries[i - 1].first, self.entries[i - 1].last) for i in sorted(gone))
         warn_once(f"{backend} leaves the table of {self.problem}, {self.base} serves M in {counts}: {reason}")
 
-    def remember(self, key: tuple[int, ...], shapes: Shapes) -> Shapes:
-        """Keep the workspaces of a token count."""
+    def remember(self, tokens: int, sizes: Shape, shapes: Shapes) -> None:
+        """Keep the workspaces of a token count.
+
+        Args:
+            sizes: N, K, topk and local experts, as vLLM gave them.
+        """
         if len(self.shapes) >= _MAX_SHAPES:
             self.shapes.clear()
-        self.shapes[key] = shapes
-        return shapes
+        self.shapes[tokens] = sizes, shapes
+
+
+def _first_wrong(
+    entry: Entry, check: Callable[[int], str], tried_at: Callable[[Entry], Sequence[int]]
+) -> str:
+    tokens = entry.first
+    try:
+        for tokens in tried_at(entry):
+            if wrong := check(tokens):
+                return f"{tokens} tokens failed: {wrong}"
+    except Exception as error:
+        return f"{tokens} tokens failed: {type(error).__name__}: {error}"
+    return ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 
 from autotune.kernels.weights import LayerInputs
 from autotune.vllm_plugin.inner_experts import Inner
-from autotune.vllm_plugin.own_experts import layer_oracle
+from autotune.vllm_plugin.own_experts import layer_oracle, tried_at
 from autotune.vllm_plugin.route_plan import BASE, RoutePlan, Shapes
 from autotune.vllm_plugin.route_probe import Prober
+from autotune.vllm_plugin.route_reach import Entry
 
 Quantize = Callable[[torch.Tensor, Any], tuple[torch.Tensor, torch.Tensor | None]]
 """vLLM's own quantization of a layer's input, as its prepare step does it: input and quant_config."""
@@ -31,6 +33,23 @@ def router_class(modular: Any) -> type[Any]:
 
 
 _classes: dict[Any, type[Any]] = {}
+
+
+@dataclass(slots=True)
+class _Hot:
+    """What every call reads. On the router itself, whose `__getattr__` slows each attribute, it costs more.
+
+    Args:
+        applies: of the inner experts, by index.
+        quantizes: whether the input is still to be quantized for them.
+        routes: whether calls are routed at all.
+    """
+
+    plan: RoutePlan
+    applies: tuple[Callable[..., Any], ...]
+    quantizes: tuple[bool, ...]
+    tuner: Any
+    routes: bool = True
 
 
 def _make(parent: Any) -> type[Any]:
@@ -49,19 +68,24 @@ def _make(parent: Any) -> type[Any]:
             super().__init__(moe_config=self.base.moe_config, quant_config=self.base.quant_config)
             self.plan = plan
             self.inners = tuple(inners)
-            self._applies = tuple(inner.apply for inner in inners)
             self._quantize = quantize
-            self._tuner = tuner
-            self._routes = True
             # Only if some experts read it unquantized is the input left so by vLLM's prepare step.
             self._defers = any(inner.raw_input for inner in inners)
-            self._quantizes = tuple(self._defers and not inner.raw_input for inner in inners)
+            self._hot = _Hot(
+                plan,
+                tuple(inner.apply for inner in inners),
+                tuple(self._defers and not inner.raw_input for inner in inners),
+                tuner,
+            )
             # Asked in every call: bound here, so that it takes no call more.
             self.moe_problem_size = self.base.moe_problem_size
             self.workspace_dtype = self.base.workspace_dtype
             self._reduce = self.base.finalize_weight_and_reduce_impl()
 
         # What vLLM asks of experts.
+
+        _lora_context = None
+        """vLLM asks for it in every call. Layers with LoRA are refused; `__getattr__` would take 1.5 us."""
 
         @staticmethod
         def activation_format() -> Any:
@@ -83,7 +107,7 @@ def _make(parent: Any) -> type[Any]:
         def post_gemm2_hook(self, hook: Any) -> None:
             # A model that fuses its own reduction sets it after the kernel was built: vLLM's choice stays.
             self.base.post_gemm2_hook = hook
-            self._routes = hook is None
+            self._hot.routes = hook is None
 
         def __getattr__(self, name: str) -> Any:
             if name == "base":
@@ -100,15 +124,19 @@ def _make(parent: Any) -> type[Any]:
             self, M: int, N: int, K: int, topk: int, global_num_experts: int, local_num_experts: int,
             expert_tokens_meta: Any, activation: Any,
         ) -> Shapes:  # fmt: skip
-            key = (M, N, K, topk, local_num_experts)
-            known = self.plan.shapes.get(key)
-            if known is not None and expert_tokens_meta is None:
-                return known
+            known = self._hot.plan.shapes.get(M)
+            if (
+                known is not None and expert_tokens_meta is None
+                and known[0] == (N, K, topk, local_num_experts)
+            ):  # fmt: skip
+                return known[1]
             arguments = (
                 M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation
             )  # fmt: skip
             largest = self._largest(arguments)
-            return self.plan.remember(key, largest) if expert_tokens_meta is None else largest
+            if expert_tokens_meta is None:
+                self.plan.remember(M, (N, K, topk, local_num_experts), largest)
+            return largest
 
         def _largest(self, arguments: tuple[Any, ...]) -> Shapes:
             first, second, output = self.base.workspace_shapes(*arguments)
@@ -132,11 +160,11 @@ def _make(parent: Any) -> type[Any]:
             activation: Any, global_num_experts: int, expert_map: Any, a1q_scale: Any, a2_scale: Any,
             workspace13: Any, workspace2: Any, expert_tokens_meta: Any, apply_router_weight_on_input: bool,
         ) -> Any:  # fmt: skip
-            plan = self.plan
+            hot = self._hot
+            plan, tuner = hot.plan, hot.tuner
             tokens = topk_ids.shape[0]
-            tuner = self._tuner
             index = BASE
-            if self._routes and (tuner is None or not tuner.is_tuning_mode):
+            if hot.routes and (tuner is None or not tuner.is_tuning_mode):
                 if tokens >= plan.next_first:
                     self._probe(
                         tokens, hidden_states, w1, w2, activation, global_num_experts, expert_map, a2_scale,
@@ -146,16 +174,18 @@ def _make(parent: Any) -> type[Any]:
                     index = plan.serving[tokens]
             hidden, scale = hidden_states, a1q_scale
             if index != BASE:
-                if self._quantizes[index]:
+                if hot.quantizes[index]:
                     hidden, scale = self._quantize(hidden_states, self.quant_config)
                 try:
-                    result = self._applies[index](
+                    result = hot.applies[index](
                         output, hidden, w1, w2, topk_weights, topk_ids, activation, global_num_experts,
                         expert_map, scale, a2_scale, workspace13, workspace2, expert_tokens_meta,
                         apply_router_weight_on_input,
                     )  # fmt: skip
-                    if plan.calls is not None:
-                        plan.calls[tokens, index] = plan.calls.get((tokens, index), 0) + 1
+                    calls = plan.calls
+                    if calls is not None:
+                        key = tokens, index
+                        calls[key] = calls.get(key, 0) + 1
                     return result
                 except Exception as error:
                     plan.remove(
@@ -163,11 +193,13 @@ def _make(parent: Any) -> type[Any]:
                         f"it failed at {tokens} tokens: {type(error).__name__}: {error}",
                     )
                     hidden, scale = hidden_states, a1q_scale
-            if plan.calls is not None:
-                plan.calls[tokens, BASE] = plan.calls.get((tokens, BASE), 0) + 1
-            if self._quantizes[BASE]:
+            calls = plan.calls
+            if calls is not None:
+                key = tokens, BASE
+                calls[key] = calls.get(key, 0) + 1
+            if hot.quantizes[BASE]:
                 hidden, scale = self._quantize(hidden_states, self.quant_config)
-            return self._applies[BASE](
+            return hot.applies[BASE](
                 output, hidden, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map,
                 scale, a2_scale, workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input,
             )  # fmt: skip
@@ -188,13 +220,18 @@ def _make(parent: Any) -> type[Any]:
                     scale = None
                     if not self.inners[index].raw_input:
                         hidden, scale = self._quantize(hidden, self.quant_config)
-                    self._applies[index](
+                    self._hot.applies[index](
                         output, hidden, w1, w2, inputs.topk_weights, inputs.topk_ids, activation,
                         global_num_experts, expert_map, scale, a2_scale, workspace13, workspace2, None,
                         apply_router_weight_on_input,
                     )  # fmt: skip
 
                 return run
+
+            def counts(entry: Entry) -> list[int]:
+                # vLLM's first call is its largest batch: what is larger than this one never comes.
+                tried = tried_at(self.plan.problem, entry.candidate, entry.first, entry.last)
+                return [count for count in tried if count <= tokens]
 
             try:
                 # Activations enter as the model computes; what arrives here may be quantized already.
@@ -203,9 +240,7 @@ def _make(parent: Any) -> type[Any]:
                     self.plan.problem, runner(BASE), hidden_states.device, dtype,
                     layer_oracle(self.plan.problem, self.plan.base, self.base, w1, w2),
                 )  # fmt: skip
-                self.plan.prove(
-                    due, lambda index: prober.difference(self.plan.entries[index - 1].first, runner(index))
-                )
+                self.plan.prove(due, lambda index, count: prober.difference(count, runner(index)), counts)
             except Exception as error:
                 # In the middle of a forward pass: a failure costs speed, never the server.
                 for backend in self.plan.backends:

@@ -10,6 +10,7 @@ from autotune.vocabulary.environment import Environment, Match
 from autotune.vocabulary.measurement import Checkpoint, vllm_backends
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import Decision, Miss, PublishedTable, RoutingTable, Verdict
+from autotune.vocabulary.text import counted
 from autotune.vocabulary.traffic import TrafficProfile
 
 
@@ -141,26 +142,42 @@ def decide_selected(selection: Selection, query: Query, tokens: int, source: str
     found = table.lookup(tokens)
     common = {"table_digest": table.digest, "static": static}
     if isinstance(found, Miss):
+        asked = counted(tokens, "token")
         measured = f"{table.routes[0].first} to {table.routes[-1].last}"
         detail = {
-            Miss.BELOW_RANGE: f"{tokens} tokens is below the measured range {measured}.",
-            Miss.ABOVE_RANGE: f"{tokens} tokens is above the measured range {measured}.",
-        }.get(found, f"{tokens} tokens lies between measured counts that no candidate wins together.")
+            Miss.BELOW_RANGE: f"{asked} is below the measured range {measured}.",
+            Miss.ABOVE_RANGE: f"{asked} is above the measured range {measured}.",
+        }.get(found) or _between(table, tokens)
         return decision.model_copy(
             update={**common, "reason": found, "detail": f"{detail} vLLM's own choice stays."}
         )
     if found.verdict is Verdict.WIN and found.speedup is not None:
         detail = (
             f"{found.winner} is {found.speedup.median:.3f}x the baseline {found.baseline} "
-            f"(at least {found.speedup.low:.3f}x at 95%), measured at {found.tokens} tokens."
+            f"(at least {found.speedup.low:.3f}x at 95%), measured at {counted(found.tokens, 'token')}."
         )
     else:
         detail = (
             f"No candidate beat the baseline {found.baseline} beyond the margin "
-            f"at {found.tokens} tokens: it is kept."
+            f"at {counted(found.tokens, 'token')}: it is kept."
         )
     return decision.model_copy(
         update={**common, "answer": "route", "reason": None, "detail": detail, "route": found}
+    )
+
+
+def _between(table: RoutingTable, tokens: int) -> str:
+    """Why no route reaches a count between two measured ones: what wins at the upper end is no answer."""
+    before = max((r for r in table.routes if r.last < tokens), key=lambda r: r.last)
+    after = min((r for r in table.routes if r.first > tokens), key=lambda r: r.first)
+    ends = " and ".join(
+        f"{r.tokens} ({r.winner}{'' if r.verdict is Verdict.WIN else ', the baseline'})"
+        for r in (before, after)
+    )
+    return (
+        f"{counted(tokens, 'token')} lies between the measured counts {ends}. What runs at {after.tokens} "
+        f"also has to be measured at {before.tokens}, and be no slower than the baseline there, to run "
+        "between them; it was not, or is slower."
     )
 
 

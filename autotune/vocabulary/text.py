@@ -20,6 +20,11 @@ LongText = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
 """A sentence or two."""
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 range`, `2 ranges`: a number with its noun, which forms its plural by an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def printable(text: str, most: int = 500) -> str:
     """Foreign text, such as a library's error, made fit to be stored: control characters become spaces."""
     return "".join(c if c.isprintable() else " " for c in text)[:most]

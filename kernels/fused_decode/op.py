@@ -10,7 +10,7 @@ from autotune.kernels.launch import SCHEME_CODES, Launch, or_else
 from autotune.kernels.specs import DECODE_PAIRS
 from autotune.kernels.weights import LayerInputs, MoeWeights
 from autotune.vocabulary.candidate import FusedDecodeCandidate
-from autotune.vocabulary.problem import Scheme
+from autotune.vocabulary.problem import Problem, Scheme
 
 QUANTIZE_WIDTH = 2048
 """Elements that one block quantizes: small, so that all of them are done in one go."""
@@ -30,6 +30,12 @@ def scan_width(pairs: int) -> int:
     while width < pairs:
         width *= 8
     return width
+
+
+def form(problem: Problem, tokens: int) -> tuple[int, bool]:
+    """What of a launch's compile-time constants follows from the token count: PAIRS and ROUTED."""
+    pairs = tokens * problem.topk
+    return scan_width(pairs), pairs > SCANNED_PAIRS
 
 
 def counters(device: torch.device, size: int) -> torch.Tensor:
@@ -93,7 +99,7 @@ def _launch(
 ) -> Launch:
     problem, ids = weights.problem, inputs.topk_ids
     pairs = inputs.tokens * problem.topk
-    routed = pairs > SCANNED_PAIRS
+    width, routed = form(problem, inputs.tokens)
     slots = min(pairs, problem.E) if routed else pairs
     given = inputs.hidden.dtype is torch.float8_e4m3fn
     first = candidate.quantize_first and problem.scheme.is_fp8 and not given
@@ -134,7 +140,7 @@ def _launch(
             "EXPERTS": problem.E,
             "SCHEME": SCHEME_CODES[problem.scheme],
             "UP_FIRST": weights.up_first,
-            "PAIRS": scan_width(pairs),
+            "PAIRS": width,
             "FIRST": first,
             "QUANTIZED": first or given,
             "INTERPRET": interpret,

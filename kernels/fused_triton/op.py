@@ -32,6 +32,12 @@ def max_padded_rows(problem: Problem, tokens: int, block_m: int) -> int:
     return int(triton.cdiv(bound, block_m)) * block_m
 
 
+def form(problem: Problem, tokens: int) -> bool:
+    """What of the launches' compile-time constants follows from the token count: whether pairs are counted
+    in a launch of their own."""
+    return bool(triton.cdiv(tokens * problem.topk, SORT_CHUNK) >= COUNT_APART)
+
+
 def plan(
     weights: MoeWeights, inputs: LayerInputs, candidate: FusedTritonCandidate, output: torch.Tensor
 ) -> list[Launch]:
@@ -57,7 +63,7 @@ def plan(
     padded_rows = empty((1,), torch.int32)
     chunks = triton.cdiv(pairs, SORT_CHUNK)
     bins = triton.next_power_of_2(problem.E + 1)
-    counted = chunks >= COUNT_APART
+    counted = form(problem, tokens)
     counts = empty((chunks, bins), torch.int32) if counted else padded_rows
     sort_shape = {"EXPERTS": problem.E, "BINS": bins, "CHUNK": SORT_CHUNK}
     if counted:

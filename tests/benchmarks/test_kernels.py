@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -52,6 +54,38 @@ def test_rows_show_the_floor_each_backend_and_its_interval(
     assert f"{cell['us']:.1f}* (" in row
 
 
+def test_the_recording_shows_every_backend_and_where_the_baseline_stays_ahead(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Backends that were screened only are on record, too; nothing beat the baseline at 384 tokens."""
+    arguments = ["--replay", "--model", MODEL, "--tokens", "1,384,1024", "--out", str(tmp_path)]
+    assert program.main(arguments) == 0
+    one, kept, long = json.loads((tmp_path / "kernels.json").read_text())["models"][MODEL]["rows"]
+    assert set(one["backends"]) == {
+        "triton", "vllm_cutlass", "flashinfer_cutlass", "fused_triton", "fused_decode"
+    }  # fmt: skip
+    assert one["baseline_us"] == pytest.approx(39, abs=0.5)
+    assert one["backends"]["fused_decode"]["stage"] == "final"
+    assert one["backends"]["flashinfer_cutlass"]["stage"] == "screen"
+    assert one["backends"]["flashinfer_cutlass"]["ratio"] == pytest.approx(1, abs=0.01)
+    assert all(cell["low"] <= 1 for cell in kept["backends"].values())
+    assert long["backends"]["vllm_cutlass"]["low"] > 1.6
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "*" not in rows["384"]
+    assert f"{long['backends']['vllm_cutlass']['us']:.1f}* (" in rows["1024"]
+    assert f"{one['backends']['flashinfer_cutlass']['us']:.1f}s (" in rows["1"]
+
+
+def test_all_that_is_on_record_is_shown_where_no_model_is_named(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.main(["--replay", "--tokens", "8", "--out", str(tmp_path)]) == 0
+    assert set(json.loads((tmp_path / "kernels.json").read_text())["models"]) == {
+        MODEL, "qwen-moe-fp8", "qwen-moe-bf16"
+    }  # fmt: skip
+    assert "qwen-moe-bf16: not on record" in capsys.readouterr().err
+
+
 def test_the_best_known_candidate_is_that_of_the_nearest_count(program: ModuleType) -> None:
     problem, _ = resolve_problem(MODEL)
     known = find_evidence(problem, "NVIDIA_H200")
@@ -73,5 +107,20 @@ def test_no_time_means_no_row_and_no_evidence_is_said(
     quick = ["--replay", "--model", MODEL, "--tokens", "1,8", "--seconds", "0", "--out", str(tmp_path)]
     assert program.main(quick) == 0
     assert "not measured: 1, 8" in capsys.readouterr().err
-    assert program.main(["--replay", "--model", "qwen-moe-bf16", "--out", str(tmp_path)]) == 1
+    assert program.main(["--replay", "--model", "mixtral-8x7b-bf16", "--out", str(tmp_path)]) == 1
     assert "Measure it on a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_programs_without_a_replay_do_not_advise_one(tmp_path: Path) -> None:
+    """On a machine without a GPU they say so, and name what does show recorded figures there."""
+    for name in ("recompiles", "decode_forms"):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--out", str(tmp_path)],
+            capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+        assert done.returncode == 1, name
+        assert "There is no CUDA GPU here" in done.stderr
+        assert "Use --replay" not in done.stderr
+        assert "`python benchmarks/kernels.py --replay`" in done.stderr

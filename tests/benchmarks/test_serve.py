@@ -40,6 +40,7 @@ def test_a_port_that_is_taken_is_refused(words: int) -> None:
     refuse_taken(port)
 
 
+@pytest.mark.slow
 def test_vllms_client_runs_all_points(words: int, tmp_path: Path) -> None:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": vllm_path()}
     model = tmp_path / "model"

@@ -160,6 +160,27 @@ def test_only_backends_without_options_exhaust_at_once() -> None:
     assert made.exhausted
 
 
+def test_a_short_reduction_starts_with_broad_blocks() -> None:
+    r1 = Problem.parse("E=256,N=256,K=7168,topk=8,scheme=fp8_block128")
+    for problem, broadest in ((r1, 256), (PROBLEM, 128)):
+        seeds = [c for c in space(16, problem).seeds(BASELINE, []) if isinstance(c, FusedDecodeCandidate)]
+        assert max(c.down_block_n for c in seeds) == broadest
+        assert all(fits(c, problem, H200).ok for c in seeds)
+
+
+def test_seeds_that_cannot_fit_are_not_proposed() -> None:
+    """Holding 14,336 steps of an expert's weights in registers: the compiler took minutes, then failed."""
+    mixtral = Problem.parse("E=8,N=14336,K=4096,topk=2,scheme=fp8_tensor")
+    made = space(256, mixtral)
+    seeds = made.seeds(BASELINE, [])
+    held = [c for c in seeds if isinstance(c, FusedDecodeCandidate) and c.down_stages == 0]
+    assert held
+    proposed = TokenStudy(made, H200, 0).propose(40, [*made.fixed(), *seeds])
+    assert not set(map(str, held)) & set(map(str, proposed))
+    assert all(fits(candidate, mixtral, H200).ok for candidate in proposed)
+    assert {c.backend for c in proposed} >= {"fused_decode", "vllm_cutlass"}
+
+
 @pytest.mark.parametrize(("tokens", "tall"), [(8, 16), (48, 32), (128, 64)])
 def test_the_decode_kernel_starts_with_blocks_as_tall_as_an_experts_rows(tokens: int, tall: int) -> None:
     """Mixtral's experts have 2, 12 and 32 rows there: a shorter block would read the weights again."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.choose.routes import build_table
 from autotune.choose.sweep import Sweep, SweepPlan
 from autotune.measure.task import Machine, Task
 from autotune.vocabulary.candidate import (
@@ -24,7 +25,7 @@ from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Stat
 from autotune.vocabulary.problem import Problem, Scheme
 from autotune.vocabulary.table import Verdict
 from tests.choose.simulated import BASELINE, ENVIRONMENT, ListStore, Quiet, SimulatedRunner
-from tests.factories import PROBLEM
+from tests.factories import H200, PROBLEM, make_measurement
 
 
 def planted(candidate: Candidate, tokens: int) -> float:
@@ -166,7 +167,10 @@ def test_token_counts_that_cannot_be_had_are_left_out_and_named() -> None:
     assert result.table is not None
     assert [r.tokens for r in result.table.routes] == [1, 1024]
     assert set(result.skipped) == {8, 64}
-    assert sum("tokens left out" in note for note in progress.notes) == 2
+    assert [note for note in progress.notes if "left out" in note and "is left" not in note] == [
+        "left out, as they cannot be measured: 8 tokens. The recording has no 8 tokens.",
+        "64 tokens left out: The baseline cannot be measured at 64 tokens.",
+    ]
     with pytest.raises(UsageError, match="None of the token counts"):
         Sweep(plan((8,)), Choosy(planted), ListStore(), Quiet()).execute()
 
@@ -175,6 +179,71 @@ def test_only_the_backends_asked_for_are_tried() -> None:
     store = ListStore()
     Sweep(plan((8,), backends=frozenset({"deep_gemm"})), SimulatedRunner(planted), store, Quiet()).execute()
     assert {m.candidate for m in store.rows.values()} == {DeepGemmCandidate()}
+
+
+class Recorded(SimulatedRunner):
+    """Answers as a recording does: every candidate that was screened or re-timed, and no other."""
+
+    def __init__(self, rows: list[Measurement]) -> None:
+        super().__init__(planted)
+        self.rows = rows
+        self.machine = replace(self.machine, recording="a recording", recorded="so many")
+
+    def recorded(self, problem: Problem, tokens: int, stage: Stage = Stage.SCREEN) -> list[Candidate]:
+        found = {m.candidate.digest: m.candidate for m in self.rows if (m.tokens, m.stage) == (tokens, stage)}
+        return list(found.values())
+
+    def measure(self, task: Task) -> Iterator[Measurement]:
+        for m in self.rows:
+            if (m.tokens, m.stage, m.process) == (task.tokens, task.stage, task.process) and (
+                m.candidate in task.candidates
+            ):
+                yield m
+
+
+def deep_at_the_end(candidate: Candidate, tokens: int) -> float:
+    return 2.0 if candidate.backend == "deep_gemm" and tokens == 1024 else planted(candidate, tokens)
+
+
+def test_a_table_of_some_backends_holds_no_other_whatever_is_on_record() -> None:
+    """Live and replayed, into a new database and one that holds everything."""
+    whole = ListStore()
+    full = Sweep(plan(), SimulatedRunner(deep_at_the_end), whole, Quiet()).execute()
+    assert full.table is not None
+    assert full.table.routes[-1].winner == DeepGemmCandidate()
+    some = frozenset({"triton"})
+    rows = list(whole.rows.values())
+    digests = set()
+    for store in (ListStore(), whole):
+        table = Sweep(plan(backends=some, trials=1000), Recorded(rows), store, Quiet()).execute().table
+        assert table is not None
+        digests.add(table.digest)
+        standing = {r.winner for r in table.routes} | {r.baseline for r in table.routes}
+        standing |= {a.candidate for r in table.routes for a in r.alternatives}
+        assert {c.backend for c in standing} == {"triton"}
+        assert [(r.tokens, r.verdict) for r in table.routes][:3] == [(n, Verdict.WIN) for n in (1, 8, 64)]
+        assert table.routes[0].winner == full.table.routes[0].winner
+    assert len(digests) == 1
+    live = Sweep(plan(backends=some), SimulatedRunner(deep_at_the_end), whole, Quiet()).execute().table
+    assert live is not None
+    assert {a.candidate.backend for r in live.routes for a in r.alternatives} <= {"triton"}
+    with pytest.raises(UsageError, match="no final measurements of vllm_cutlass"):
+        Sweep(plan(backends=frozenset({"vllm_cutlass"})), Recorded(rows), ListStore(), Quiet()).execute()
+
+
+def test_no_range_reaches_across_a_count_that_was_only_screened() -> None:
+    def evidence(tokens: int, stage: Stage, candidate: Candidate) -> list[Measurement]:
+        return [
+            make_measurement(tokens=tokens, stage=stage, candidate=candidate, process=process)
+            for process in range(3 if stage is Stage.FINAL else 1)
+        ]
+
+    winner = DeepGemmCandidate()
+    rows = evidence(1, Stage.FINAL, winner) + evidence(64, Stage.FINAL, winner)
+    fields = {"problem": PROBLEM, "environment": H200, "checkpoint": "fp8"}
+    assert [r.first for r in build_table(rows, **fields).routes] == [1, 2]  # type: ignore[arg-type]
+    rows += evidence(8, Stage.SCREEN, winner)
+    assert [r.first for r in build_table(rows, **fields).routes] == [1, 64]  # type: ignore[arg-type]
 
 
 class Clock(SimulatedRunner):

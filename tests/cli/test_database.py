@@ -28,7 +28,7 @@ def test_upgrade_makes_the_database_and_says_so(app: typer.Typer, tmp_path: Path
     for _ in range(2):
         result = CliRunner().invoke(app, ["db", "upgrade", "--db", url])
         assert result.exit_code == 0, result.output
-        assert "is up to date (schema 0001)" in result.stdout
+        assert "is up to date (schema 0002)" in result.stdout
     open_database(url, upgrade=False).close()
 
 

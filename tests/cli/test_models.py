@@ -11,12 +11,16 @@ from pathlib import Path
 from autotune.cli.shipped import shipped
 from autotune.client.sources import starter
 from autotune.measure.evidence_file import find_evidence
-from autotune.vocabulary.catalogue import MODELS, resolve_problem
+from autotune.vocabulary.catalogue import MODELS
+from autotune.vocabulary.problem import Problem
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from autotune.cli import main; main()", "models", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+RECORDED = {"qwen-moe-fp8", "qwen-moe-fp8-tensor", "qwen-moe-bf16"}
 
 
 def test_the_list_names_every_model_with_dimensions_and_source() -> None:
@@ -27,7 +31,7 @@ def test_the_list_names_every_model_with_dimensions_and_source() -> None:
         (row,) = (line.split() for line in lines if line.split()[:1] == [model.name])
         assert row[1:5] == [str(n) for n in (model.experts, model.intermediate, model.hidden, model.topk)]
         assert row[5:7] == [model.act, model.scheme.value]
-        assert row[7:] == (["h200"] if model.name in ("qwen-moe-fp8", "qwen-moe-fp8-tensor") else [])
+        assert row[7:] == (["h200"] if model.name in RECORDED else [])
         (first,) = (n for n, line in enumerate(lines) if line.startswith(f"{model.name}: "))
         about = " ".join(" ".join(lines[first : first + 6]).split())
         assert model.source in about
@@ -42,7 +46,7 @@ def test_json_is_for_machines() -> None:
     listed = json.loads(result.stdout)
     assert [entry["name"] for entry in listed] == [model.name for model in MODELS]
     there = [{"gpu": "NVIDIA_H200", "evidence": True, "table": True}]
-    assert [entry["recorded"] for entry in listed[:3]] == [there, there, []]
+    assert [entry["recorded"] for entry in listed[:3]] == [there, there, there]
     assert listed[0]["problem"] == "E=128,N=768,K=2048,topk=8,scheme=fp8_block128"
 
 
@@ -76,12 +80,50 @@ def test_a_device_or_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_what_is_shipped_matches_what_the_files_hold() -> None:
-    for model, there in shipped().items():
-        problem = resolve_problem(model)[0]
+    assert shipped()
+    for (text, checkpoint), there in shipped().items():
+        problem = Problem.parse(text)
         for entry in there:
-            assert (find_evidence(problem, entry.gpu) is not None) is entry.evidence
-            tables = [t for t in starter().tables if (t.problem, t.environment.gpu) == (problem, entry.gpu)]
+            found = find_evidence(problem, entry.gpu)
+            assert any(m.checkpoint == checkpoint for m in (found[1] if found else ())) is entry.evidence
+            of = (problem, entry.gpu, checkpoint)
+            tables = [t for t in starter().tables if (t.problem, t.environment.gpu, t.checkpoint) == of]
             assert bool(tables) is entry.table
+
+
+def test_recorded_is_told_by_the_layer_and_not_by_the_name(tmp_path: Path) -> None:
+    def recorded(*arguments: str) -> list[str]:
+        (entry,) = json.loads(run(*arguments, "--json").stdout)
+        return [found["gpu"] for found in entry["recorded"]]
+
+    assert recorded("qwen-moe-fp8") == ["NVIDIA_H200"]
+    for split in (("--ep", "8"), ("--tp", "2")):
+        assert recorded("qwen-moe-fp8", *split) == []
+        assert "recorded " not in run("qwen-moe-fp8", *split).stdout
+    config = {
+        "num_experts": 128, "hidden_size": 2048, "moe_intermediate_size": 768, "num_experts_per_tok": 8,
+        "quantization_config": {
+            "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]
+        },
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    assert recorded(str(file)) == ["NVIDIA_H200"]
+    del config["quantization_config"]
+    config["moe_intermediate_size"] = 640
+    file.write_text(json.dumps(config))
+    assert recorded(str(file)) == []
+    assert recorded("deepseek-r1") == []
+    assert recorded("deepseek-r1", "--tp", "8") == ["NVIDIA_H200"]
+
+
+def test_a_split_needs_a_model_and_a_size() -> None:
+    for arguments in (("--tp", "4"), ("--ep", "2")):
+        refused = run(*arguments)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "--tp and --ep go with --model" in refused.stderr
+    for arguments in (("--tp", "0"), ("qwen-moe-fp8", "--ep", "-1")):
+        assert run(*arguments).returncode == 2
 
 
 def test_bad_usage_exits_2_with_what_to_do() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,6 +100,70 @@ def test_none_and_models(commands: Commands) -> None:
     assert done["revision"]["table_digest"] is None  # type: ignore[index]
     assert len(commands.json("revisions", "--model", "qwen-moe-fp8")["revisions"]) == 2  # type: ignore[arg-type]
     assert commands.json("revisions", "--model", "qwen-moe-fp8-tensor") == {"revisions": []}
+
+
+def test_a_filter_that_matches_nothing_is_not_an_empty_database(commands: Commands) -> None:
+    commands.run("publish", commands.table("a.json"), "--reason", "r")
+    for options in (["--gpu", "h100"], ["--model", "qwen-moe-bf16"], ["--vllm", "0.99"]):
+        result = commands.run("revisions", *options)
+        assert result.stdout == ""
+        assert "1 revision is for something else" in " ".join(result.stderr.split())
+        assert "yet" not in result.stderr
+
+
+def test_what_publishes_prints_a_command_that_undoes_it(two_environments: Commands) -> None:
+    """Also among several environments, in a channel of its own, and from `none`."""
+    for made in (
+        ["publish", two_environments.table("c.json", tokens=(1, 2))],
+        ["publish", two_environments.table("d.json"), "--channel", "canary"],
+        ["publish", "--none", *SHAPE, "--vllm", "0.26.0"],
+    ):
+        before = pointing(two_environments)
+        told = two_environments.run(*made, "--reason", "try").stderr
+        assert pointing(two_environments) != before
+        program, *words = shlex.split(told.removeprefix("undo with: "))
+        assert program == "autotune"
+        two_environments.run(*words)
+        assert pointing(two_environments) == before
+
+
+def test_back_to_before_the_first_revision(commands: Commands) -> None:
+    commands.run("publish", commands.table("a.json"), "--reason", "r")
+    commands.run("publish", commands.table("b.json", tokens=(1, 2)), "--reason", "r")
+    gone = commands.json("rollback", *SHAPE, "--to", "unpublished", "--reason", "r")
+    assert gone == {"revision": None, "channel": "stable", "changed": True, "previous": 2}
+    assert pointing(commands) == {}
+    with pytest.raises(AutotuneError, match="Nothing is published"):
+        commands.run("rollback", *SHAPE, "--reason", "r")
+    back = commands.json("rollback", *SHAPE, "--to", "1", "--reason", "r")
+    assert (back["previous"], back["changed"]) == (None, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["publish", "a.json", "--reason", "r"], ["revisions"], ["rollback", *SHAPE, "--reason", "r"]],
+)
+def test_a_split_without_a_model_is_refused(commands: Commands, arguments: list[str]) -> None:
+    commands.table("a.json")
+    for split in ("--tp", "--ep"):
+        with pytest.raises(AutotuneError, match="--tp and --ep go with --model"):
+            commands.run(*arguments, split, "2")
+
+
+def test_equal_tables_are_one_line_and_the_rest_can_be_left_out(commands: Commands) -> None:
+    first = commands.table("a.json", tokens=(1, 8), wins={8: 1.2})
+    second = commands.table("b.json", tokens=(1, 8), wins={1: 1.1, 8: 1.3})
+    figures = commands.table("c.json", tokens=(1, 8), wins={8: 1.4})
+    same = commands.run("diff", first, first, "--changed").stdout
+    assert same == commands.run("diff", first, first).stdout
+    assert same.splitlines()[-1] == "No difference in 2 ranges of token counts."
+    assert "before" not in same.splitlines()[-2]
+    assert [r["first"] for r in commands.json("diff", first, second, "--changed")["rows"]] == [1]  # type: ignore[attr-defined]
+    text = commands.run("diff", first, second, "--changed").stdout
+    assert "1 of 2 ranges run something else" in text
+    assert "1.300x" not in text
+    assert "1.300x" in commands.run("diff", first, second).stdout
+    assert "0 of 2 ranges" in commands.run("diff", first, figures, "--changed").stdout
 
 
 def test_nothing_published_yet_is_no_failure(commands: Commands) -> None:

@@ -19,6 +19,7 @@ from autotune.cli import serving
 from autotune.vocabulary.errors import ConflictError, MissingDependencyError, UsageError
 from autotune.vocabulary.wire import decode_tables
 from tests.factories import PROBLEM, make_measurement, make_table
+from tests.processes import takes_interrupts
 
 TOKEN = "token-of-the-test-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -42,6 +43,7 @@ class Service:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, "serve", "--port", "0"],
                 stdout=subprocess.PIPE, stderr=stream, env=environment, cwd=folder, text=True,
+                preexec_fn=takes_interrupts,
             )  # fmt: skip
         self.url = self._address()
 
@@ -135,8 +137,9 @@ def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         serving.serve()
 
 
-def test_tokens_that_name_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOTUNE_TOKENS", ",,,")
+@pytest.mark.parametrize("value", [",,,", " "])
+def test_tokens_that_name_none_are_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("AUTOTUNE_TOKENS", value)
     with pytest.raises(UsageError, match="names no token"):
         serving.serve(port=0)
 

@@ -68,6 +68,16 @@ def test_text_for_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_usage_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(run("--model", "qwen-moe-fp9").exception, UsageError)
     assert run("--tp", "0").exit_code == 2
+    assert isinstance(run("--tp", "2").exception, UsageError)
+
+
+def test_a_common_reason_is_said_once_and_nothing_reads_as_applied() -> None:
+    text = " ".join(run("--model", "qwen-moe-fp8").stdout.split())
+    assert text.count("disabled: vLLM is not installed in this Python") == 1
+    for feature in json.loads(run("--json").stdout)["features"]:
+        assert feature["title"] in text
+    assert "model not applied; the static choice would be" in text
+    assert "model static choice" not in text
 
 
 @pytest.mark.parametrize(("name", "value"), [("MODE", "foo"), ("TIMEOUT", "soon"), ("MATCH", "some")])

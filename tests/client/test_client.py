@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 import autotune.client
 from autotune.client import RoutingClient, Snapshot
 from autotune.vocabulary.candidate import FlashinferCutlassCandidate
+from autotune.vocabulary.errors import UnknownNameError
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import Miss
 from tests.factories import H100, H200, OTHER_PROBLEM, PROBLEM, make_published, make_table
@@ -91,6 +93,33 @@ def test_refresh_reads_the_source_again(tmp_path: Path) -> None:
     assert asked.route(PROBLEM, 8).reason is Miss.BROKEN_TABLE, "nothing is read behind the caller's back"
     asked.refresh()
     assert asked.route(PROBLEM, 8).answer == "route"
+
+
+def test_a_gpu_may_be_an_alias_as_on_the_command_line() -> None:
+    snapshot = Snapshot((make_published(),), "test")
+    for name in ("h200", "H200", "NVIDIA H200", "NVIDIA_H200"):
+        asked = RoutingClient(Settings(), gpu=name, snapshot=snapshot)
+        assert asked.gpu == "NVIDIA_H200", name
+        assert asked.route(PROBLEM, 8).answer == "route", name
+    assert RoutingClient(Settings(), gpu="h100", snapshot=snapshot).route(PROBLEM, 8).reason is (
+        Miss.UNKNOWN_GPU
+    )
+    with pytest.raises(UnknownNameError, match="Unknown GPU 'h201'"):
+        RoutingClient(Settings(), gpu="h201", snapshot=snapshot)
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    """`docs/client.md`: its Python, and what it says that it prints, on the starter tables."""
+    text = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+    (code, printed) = (
+        text.split("```python\n")[1].split("```\n")[0],
+        text.split("```text\n")[1].split("```")[0],
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("AUTOTUNE_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout == printed
 
 
 def test_the_public_names() -> None:

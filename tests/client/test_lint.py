@@ -69,7 +69,7 @@ def test_figures_that_contradict_each_other() -> None:
     assert "below its lower bound" in lint_table(changed(speedup=odd))[0]
     slow = route.winner_timing.model_copy(update={"p95_us": 1.0})
     assert "winner: p95 is below p50" in lint_table(changed(winner_timing=slow))[0]
-    assert "a win on 1 measurements" in lint_table(changed(evidence=("a" * 64,)))[0]
+    assert "a win on 1 measurement" in lint_table(changed(evidence=("a" * 64,)))[0]
     assert "content digests" in lint_table(changed(evidence=("1", "2", "3")))[0]
 
 

@@ -77,13 +77,35 @@ def test_what_a_file_cannot_say_is_said() -> None:
     assert "at 65 and above the plugin leaves vLLM's own tile; the file gives the baseline's" in lost()
 
 
+def test_each_sentence_begins_with_what_the_file_does_not_hold() -> None:
+    """The command line prints them after `not in the file:`."""
+    found = [
+        sentence.split(":")[0]
+        for table in (
+            make_table(baseline=FlashinferCutlassCandidate(), winner=triton(16, swap_ab=False)),
+            make_table(tokens=(8, 64), wins={8: 1.2}, winner=DeepGemmCandidate(), firsts={64: 60}),
+        )
+        for file in export_vllm([table])
+        for sentence in file.lost
+    ]
+    allowed = {
+        "swap_ab", "other backends", "the choice of Triton", "counts without a measured Triton tile",
+        "top-k, K, and library versions",
+    }  # fmt: skip
+    assert set(found) == allowed
+
+
 def test_every_unmeasured_count_is_named() -> None:
     firsts = {8: 8, 16: 16, 64: 64}
     tokens = (2, 8, 16, 64)
 
     def unmeasured(baseline: Candidate) -> str:
         (file,) = export_vllm([make_table(tokens=tokens, firsts=firsts, baseline=baseline)])
-        (line,) = (sentence for sentence in file.lost if sentence.startswith("unmeasured"))
+        (line,) = (
+            sentence
+            for sentence in file.lost
+            if sentence.startswith("counts without a measured Triton tile: ")
+        )
         return line
 
     counts = "at 1, 3..7, 9..15, 17..63, 65 and above "
@@ -101,7 +123,7 @@ def test_counts_below_an_alternatives_own_are_named_too() -> None:
     )  # fmt: skip
     route = made.routes[0].model_copy(update={"alternatives": (other,)})
     (file,) = export_vllm([made.model_copy(update={"routes": (route,)})])
-    assert "unmeasured counts: at 1..4, 5..6, 9 and above" in " ".join(file.lost)
+    assert "counts without a measured Triton tile: at 1..4, 5..6, 9 and above" in " ".join(file.lost)
 
 
 def test_two_tables_of_one_name_are_refused() -> None:

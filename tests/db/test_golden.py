@@ -47,4 +47,8 @@ def test_old_databases_open_and_read(golden: Path, tmp_path: Path) -> None:
             key = Key(problem=PROBLEM, environment=H200, checkpoint="fp8")
             moves = RevisionRepository(session).history(key, "stable")
             assert [(m.from_revision, m.to_revision) for m in moves] == [(None, 1), (1, 2), (2, 1)]
+            if golden.stem >= "schema_0002":
+                other = Key(problem=OTHER_PROBLEM, environment=H200, checkpoint="fp8")
+                moves = RevisionRepository(session).history(other, "beta")
+                assert [(m.from_revision, m.to_revision) for m in moves] == [(None, 4), (4, None)]
             assert TelemetryRepository(session).totals() == {("route", ""): 12}

@@ -83,8 +83,8 @@ def test_empty_database_without_upgrade_names_the_command(url: str) -> None:
 
 def test_older_database_without_upgrade_names_the_command(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     open_database(url).close()
-    # There is one schema so far; an older one is what a release with one more would see.
-    newer = (frozenset({"0001", "0002"}), frozenset({"0002"}))
+    # To a release with one schema more, this one is older.
+    newer = (schema.released()[0] | {"9999"}, frozenset({"9999"}))
     monkeypatch.setattr(schema, "released", lambda: newer)
     with pytest.raises(SchemaVersionError, match=r"older release.*autotune db upgrade"):
         open_database(url, upgrade=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,16 +140,18 @@ def decode_launches(
     return candidate, list(fused_decode.plan(weights, inputs, candidate, torch.empty_like(inputs.hidden)))
 
 
-@pytest.mark.parametrize("scheme", DECODE)
-@pytest.mark.parametrize("tokens", [1, 64])
 @pytest.mark.parametrize(
-    "options",
+    "scheme", [pytest.param(s, marks=[pytest.mark.slow] if s is Scheme.BF16 else []) for s in DECODE]
+)
+@pytest.mark.parametrize(
+    ("tokens", "options"),
     [
-        {},
-        {"quantize_first": True, "down_stages": 6},
-        {"block_m": 8, "quantize_first": True},
-        {"num_warps": 2, "down_split_k": 2},
-        {"down_stages": 0, "down_split_k": 2, "quantize_first": True},
+        (1, {}),
+        (64, {}),
+        (1, {"block_m": 8, "quantize_first": True}),
+        (64, {"quantize_first": True, "down_stages": 6}),
+        (64, {"num_warps": 2, "down_split_k": 2}),
+        (1, {"down_stages": 0, "down_split_k": 2, "quantize_first": True}),
     ],
     ids=str,
 )
@@ -174,6 +177,47 @@ def test_the_decode_kernel_has_few_variants_over_all_token_counts(scheme: Scheme
             variants.setdefault(name_of(launch), set()).add(str((specialization, sorted(constants.items()))))
     # Scans of 16 pairs, each block for itself, and of 128 and 1,024, listed ahead.
     assert {name: len(found) for name, found in variants.items()} == {"layer_kernel": 3}
+
+
+def every_launch(tokens: int) -> list[Launch]:
+    made = [launch for scheme in Scheme for launch in launches(scheme, tokens, 16, 64, 128, 128, True)[1]]
+    return made + [launch for scheme in DECODE for launch in decode_launches(scheme, tokens)[1]]
+
+
+@pytest.mark.parametrize("tokens", [1, 100])
+def test_a_launch_without_triton_s_look_up_passes_what_triton_would(tokens: int) -> None:
+    for launch in every_launch(tokens):
+        arguments, _, _ = bound(launch)
+        passed = (*launch.arguments, *launch.constants())
+        assert len(passed) == len(arguments) == len(launch.kernel.params)
+        for ours, (name, theirs) in zip(passed, arguments.items(), strict=True):
+            assert ours is theirs, (name_of(launch), name)
+
+
+def test_launches_share_a_compiled_kernel_exactly_where_triton_does() -> None:
+    """By Triton's own binder: the token count makes no difference, a tensor's type and a tile do."""
+    ours: dict[str, set[object]] = {}
+    theirs: dict[str, set[str]] = {}
+    kinds = [launch for tokens in (1, 2, 16, 17, 100, 128) for launch in every_launch(tokens)]
+    kinds += launches(Scheme.BF16, 100, 64, 64, 64, 64, False)[1]
+    _, other = launches(Scheme.BF16, 100, 16, 64, 128, 128, True)
+    kinds += [replace(o, arguments=(o.arguments[0].to(torch.float64), *o.arguments[1:])) for o in other]
+    for launch in kinds:
+        key = launch._key()
+        assert key is not None
+        _, specialization, _ = bound(launch)
+        ours.setdefault(name_of(launch), set()).add(key)
+        constants = sorted(launch.options.items())
+        theirs.setdefault(name_of(launch), set()).add(f"{specialization} {constants}")
+    assert {name: len(keys) for name, keys in ours.items()} == {n: len(k) for n, k in theirs.items()}
+    assert len(ours["gate_up_kernel"]) == 4 + 2
+
+
+def test_an_address_that_few_calls_have_goes_through_triton() -> None:
+    (launch,) = decode_launches(Scheme.BF16, 1)[1]
+    shifted = torch.empty(launch.arguments[0].numel() + 1, dtype=torch.bfloat16)[1:]
+    assert replace(launch, arguments=(shifted, *launch.arguments[1:]))._key() is None
+    assert replace(launch, arguments=(*launch.arguments[:-1], 1 << 31))._key() is None
 
 
 def test_more_pairs_than_a_block_scans_are_refused() -> None:

@@ -39,7 +39,12 @@ def interpret(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("scheme", list(Scheme))
+def quick(schemes: list[Scheme], *now: Scheme) -> list[Any]:
+    """All schemes as parameters; those that take long and are not among `now` run with the slow tests."""
+    return [s if s in now else pytest.param(s, marks=pytest.mark.slow) for s in schemes]
+
+
+@pytest.mark.parametrize("scheme", quick(list(Scheme), Scheme.BF16))
 def test_the_layer_matches_the_reference(scheme: Scheme) -> None:
     answers = interpret("layer", scheme.value)
     assert {answer["swapped"] for answer in answers} == {False, True}
@@ -55,7 +60,9 @@ def test_the_layer_matches_the_reference(scheme: Scheme) -> None:
         assert answer["error"] < (TWICE_QUANTIZED if through_bf16 else TOLERANCE), answer
 
 
-@pytest.mark.parametrize("scheme", [Scheme.BF16, Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128])
+@pytest.mark.parametrize(
+    "scheme", quick([Scheme.BF16, Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128], Scheme.FP8_TENSOR)
+)
 def test_the_decode_kernel_matches_the_reference(scheme: Scheme) -> None:
     answers = interpret("decode", scheme.value)
     assert {answer["listed"] for answer in answers} == {False, True}

@@ -12,6 +12,7 @@ import pytest
 
 from autotune.lab.plan import Arm, Plan, Point
 from autotune.vocabulary.problem import Scheme
+from tests.processes import takes_interrupts
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -85,6 +86,7 @@ class Lab:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=takes_interrupts,
         )
 
     def do(self, command: str, *words: str, fails: bool = False) -> str:

@@ -39,10 +39,22 @@ def plan_of(**given: object) -> Plan:
     options: dict[str, object] = {
         "scheme": "fp8_tensor", "layers": 48, "arms": "stock,all", "concurrency": "1,8",
         "prompts": "128:4096", "output": 128,
-        "requests": None, "rounds": 3, "seed": 1, "servers": None, "cache": "warm",
+        "requests": None, "more": [], "rounds": 3, "seed": 1, "servers": None, "cache": "warm",
         "gpu_memory": 0.9, "env": [], "serve_args": [], "table": TENSOR.digest,
     }  # fmt: skip
     return make_plan(**{**options, **given})  # type: ignore[arg-type]
+
+
+def test_single_points_are_added_once() -> None:
+    plan = plan_of(more=["1@128", "1@16384+16", "2@64:512", "1@128:4096"])
+    named = {point.name: point.requests for point in plan.points}
+    assert named == {
+        "c1-p128-4096-o128": 12, "c8-p128-4096-o128": 32, "c1-p128-128-o128": 12,
+        "c1-p16384-16384-o16": 12, "c2-p64-512-o128": 12,
+    }  # fmt: skip
+    for wrong in ("128", "@128", "1@", "1@a:b", "1@128+x", "x@1"):
+        with pytest.raises(UsageError, match="--point takes"):
+            plan_of(more=[wrong])
 
 
 def test_only_the_decode_kernels_routes_remain() -> None:
@@ -166,6 +178,44 @@ def test_the_options_make_a_plan() -> None:
 def test_what_is_no_plan_is_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises((UsageError, ValidationError), match=message):
         plan_of(**given)
+
+
+def test_an_arm_without_a_winner_is_refused_before_its_plan_is_shown(tmp_path: Path) -> None:
+    """Which one it is follows from the starter table, which a new recording may change."""
+    import subprocess
+    import sys
+
+    from autotune.lab.running import check_arms
+
+    without = [
+        name
+        for name, arm in known_arms(Scheme.FP8_BLOCK128).items()
+        if arm.table not in (None, "published", "nothing") and not _has_winner(BLOCK, arm.table)
+    ]
+    assert without, "the starter table has a winner for every arm: take another table for this test"
+    command = [sys.executable, "-m", "autotune", "lab", "run", "--scheme", "fp8_block128", "--show"]
+    out = ["--out", str(tmp_path / "x"), "--arms"]
+    refused = subprocess.run([*command, *out, without[0]], capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"no winning route for the arm '{without[0]}'" in refused.stderr
+    shown = subprocess.run([*command, *out, "route"], capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    file = tmp_path / "plan.json"
+    file.write_text(shown.stdout)
+    again = subprocess.run(
+        [*command, "--out", "x", "--plan", str(file)], capture_output=True, text=True, timeout=60
+    )
+    assert again.stdout == shown.stdout
+    with pytest.raises(UsageError, match="is not the plan's"):
+        check_arms(Plan.model_validate_json(shown.stdout), TENSOR)
+
+
+def _has_winner(table: RoutingTable, to: Restriction | None) -> bool:
+    assert to is not None
+    try:
+        return bool(winners(restricted(table, to)))
+    except UsageError:
+        return False
 
 
 def test_every_arm_goes_first_in_turn() -> None:

@@ -37,6 +37,7 @@ def counted(file: Path) -> int:
     return len(file.read_text()) if file.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_measures_nothing_twice(model: Path, tmp_path: Path) -> None:
     counts = {name: tmp_path / f"{name}.count" for name in ("stock", "fast")}
     plan = stand_in_plan(
@@ -144,7 +145,7 @@ def test_equal_servers_are_no_difference(model: Path, tmp_path: Path) -> None:
     ("env", "message"),
     [
         ({"STAND_IN_LOSE": "5"}, "requests completed"),
-        ({"STAND_IN_DIE": "4"}, "The server of fast ended with 7"),
+        pytest.param({"STAND_IN_DIE": "4"}, "The server of fast ended with 7", marks=pytest.mark.slow),
     ],
 )
 def test_what_fails_is_no_figure(model: Path, tmp_path: Path, env: dict[str, str], message: str) -> None:
@@ -194,6 +195,7 @@ def test_a_taken_port_and_a_taken_folder_are_refused(model: Path, tmp_path: Path
     assert "another plan" in lab.do("run", fails=True)
 
 
+@pytest.mark.slow
 def test_a_cold_cache_is_empty_each_time_and_nothing_runs_ahead(model: Path, tmp_path: Path) -> None:
     counts = {name: tmp_path / f"{name}.count" for name in ("stock", "fast")}
     envs = [{"STAND_IN_MS": "1", "STAND_IN_COUNT": str(counts[name])} for name in ("stock", "fast")]

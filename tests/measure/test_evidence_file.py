@@ -124,7 +124,7 @@ def test_replay_knows_what_is_on_record() -> None:
     assert {c.digest for c in runner.recorded(PROBLEM, 1)} == {FAST.digest, SLOW.digest}
     assert triton(64) in runner.recorded(PROBLEM, 8)
     assert runner.baseline(PROBLEM, "fp8", 8) == BASELINE
-    with pytest.raises(NotFoundError, match="no 4 tokens") as caught:
+    with pytest.raises(NotFoundError, match="no measurements at 4 tokens") as caught:
         runner.baseline(PROBLEM, "fp8", 4)
     assert "1, 8" in caught.value.hint
 

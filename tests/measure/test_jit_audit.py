@@ -148,7 +148,7 @@ def test_both_forms_of_a_kernel_are_summed_up() -> None:
             audits.append(audit(target, call, counts))
     assert before_and_after(audits) == [
         "_rope_fp8: 3 compilations (2 for a scalar's value alone) before, "
-        "1 compilations (0 for a scalar's value alone) without specialization on the token count"
+        "1 compilation (0 for a scalar's value alone) without specialization on the token count"
     ]
     assert before_and_after(audits[:1]) == []
     assert audits[0].seconds is None

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from autotune.db.engine import Database, WriteSession, open_database
-from autotune.publish import Publication, activate, diff, publish, revisions, rollback
+from autotune.db.revisions import Key, RevisionRepository
+from autotune.publish import Publication, Withdrawal, activate, diff, publish, revisions, rollback
 from autotune.vocabulary.errors import ConflictError, NotFoundError, UsageError
 from autotune.vocabulary.table import RoutingTable
 from tests.factories import H100, H200, OTHER_PROBLEM, PROBLEM, make_table, triton
@@ -97,8 +98,28 @@ def test_rolling_back_step_by_step(session: WriteSession) -> None:
         put(session, table)
     assert rollback(session, **KEY, **WHO).revision.number == 2
     assert rollback(session, **KEY, **WHO).revision.number == 1
-    with pytest.raises(ConflictError, match="--to none"):
-        rollback(session, **KEY, **WHO)
+    # Before the first the channel pointed nowhere.
+    gone = rollback(session, **KEY, **WHO)
+    assert isinstance(gone, Withdrawal)
+    assert (gone.previous.number, gone.channel) == (1, "stable")
+    assert [r.channels for r in revisions(session)] == [(), (), ()]
+    for to in (None, "unpublished"):
+        with pytest.raises(ConflictError, match="points at no revision"):
+            rollback(session, **KEY, **WHO, to=to)  # type: ignore[arg-type]
+    assert rollback(session, **KEY, **WHO, to=3).previous is None  # type: ignore[union-attr]
+    assert isinstance(rollback(session, **KEY, **WHO), Withdrawal), "what was withdrawn is not returned to"
+
+
+def test_every_move_is_kept_and_one_channel_alone_is_withdrawn(session: WriteSession) -> None:
+    first, second = tables(2)
+    put(session, first)
+    put(session, second)
+    put(session, second, channel="canary")
+    assert isinstance(rollback(session, **KEY, **WHO, to="unpublished"), Withdrawal)
+    assert {r.number: r.channels for r in revisions(session)} == {1: (), 2: (), 3: ("canary",)}
+    moves = RevisionRepository(session).history(Key(**KEY), "stable")
+    assert [(m.from_revision, m.to_revision) for m in moves] == [(None, 1), (1, 2), (2, None)]
+    assert put(session, second).previous is None
 
 
 def test_rolling_back_does_not_return_to_what_was_rolled_back(session: WriteSession) -> None:

@@ -193,6 +193,23 @@ def test_the_dashboard_filters(client: TestClient, put: Put) -> None:
     assert 'href="?channel=stable"' in canary
     assert "<svg" not in client.get("/", params={"gpu": "h100"}).text
     assert client.get("/", params={"gpu": "<b>"}).status_code == 400
+    other = client.get("/", params={"gpu": "h20"}).text
+    assert "Nothing is published in this channel for NVIDIA_H20." in other
+    assert "There are none for NVIDIA_H20." in other
+    assert "There are none yet." not in other
+
+
+def test_a_long_reason_is_cut_and_whole_beside_it(client: TestClient) -> None:
+    table = make_table()
+    reason = "swept again after the driver was upgraded, " * 20
+    body = {"table": table.to_json_data(), "author": "a", "reason": reason}
+    assert client.post("/revisions", json=body, headers=bearer()).status_code == 201
+    page = client.get("/").text
+    check_page(page)
+    (cell,) = re.findall(r"<td title=\"(.*?)\">(.*?)</td>", page)
+    assert cell[0] == reason.strip()
+    assert 80 < len(cell[1]) <= 100
+    assert cell[1].endswith("...")
 
 
 def test_one_route_draws_too(client: TestClient, put: Put) -> None:

@@ -77,6 +77,8 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
         ("long-enough-token-1:measure,another-long-token:publish,long-enough-token-1:publish", UsageError),
         (",,,", UsageError),
         (" , ", UsageError),
+        (" ", UsageError),
+        ("\t\n", UsageError),
     ],
 )
 def test_bad_tokens_are_refused_without_being_shown(text: str, error: type[UsageError]) -> None:

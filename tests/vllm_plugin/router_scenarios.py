@@ -161,6 +161,24 @@ def workspaces(**_: Any) -> Any:
     return {"shapes": found, "expects_unquantized": router.expects_unquantized_inputs}
 
 
+def asked_in_a_call(**_: Any) -> Any:
+    """What vLLM asks of the router in one call that the router does not have itself: each costs 1.5 us."""
+    own_kernels(True)
+    register()
+    setup = Setup()
+    kernel = setup.kernel()
+    warmed(setup, kernel)
+    router_class, names = type(kernel.fused_experts), []
+    forward = router_class.__getattr__
+
+    def noting(self: Any, name: str) -> Any:
+        names.append(name)
+        return forward(self, name)
+
+    router_class.__getattr__ = noting
+    return {"ran": [setup.call(kernel, count)["ran"] for count in (2, 12, 40)], "forwarded": names}
+
+
 def probe_fails(how: str, **_: Any) -> Any:
     """One backend computes something else, or raises, when it is probed: the rest serves."""
     own_kernels(True)
@@ -207,6 +225,29 @@ def small_first(**_: Any) -> Any:
     setup = Setup()
     kernel = setup.kernel()
     return {"calls": [setup.call(kernel, count)["ran"][-1] for count in (1, 6, 1, 12, 6, 12)]}
+
+
+def tried(**_: Any) -> Any:
+    """At which token counts a kernel of ours ran in the profiling run; its route needs two variants."""
+    from autotune.vllm_plugin import own_experts
+
+    own_kernels(True)
+    reference, seen = own_experts.kernel_plan, []
+
+    def recording(backend: Any) -> Any:
+        plan = reference(backend)
+
+        def noting(weights: Any, inputs: Any, candidate: Any, output: Any) -> Any:
+            seen.append(inputs.tokens)
+            return plan(weights, inputs, candidate, output)
+
+        return noting
+
+    own_experts.kernel_plan = recording
+    register()
+    setup = Setup()
+    warmed(setup, setup.kernel())
+    return seen
 
 
 def tuning(**_: Any) -> Any:

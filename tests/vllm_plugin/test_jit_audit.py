@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.vllm_plugin.conftest import VERSIONS
+
 pytest.importorskip("triton")
 
 PER_TENSOR = "E=128,N=768,K=2048,topk=8,scheme=fp8_tensor"
 
 
-@pytest.fixture(params=os.environ.get("AUTOTUNE_VLLM_VERSIONS", "0.25.1 0.33.0").replace(",", " ").split())
+@pytest.fixture(params=VERSIONS)
 def vllm_version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -94,6 +96,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_the_plugin_can_apply_and_take_back_the_unspecialized_kernel(
     vllm_path: dict[str, list[str]], vllm_version: str
 ) -> None:
@@ -115,6 +118,7 @@ def test_the_plugin_can_apply_and_take_back_the_unspecialized_kernel(
     assert "no triton.jit function" in found["reason"]
 
 
+@pytest.mark.slow
 def test_a_warm_up_knows_every_variant_from_one_token_on(vllm_path: dict[str, list[str]]) -> None:
     version = next(iter(vllm_path))
     env = {

@@ -27,10 +27,10 @@ Ranks = dict[str, Any]
 
 
 # The cases wait for time-outs, two minutes a version; that each version has the hook is tested besides.
-_PARAMS = [pytest.param(v, marks=[pytest.mark.slow] if n else []) for n, v in enumerate(VERSIONS)]
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=_PARAMS)
+@pytest.fixture(scope="module", params=VERSIONS)
 def ranks(
     request: pytest.FixtureRequest, vllm_path: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> Ranks:

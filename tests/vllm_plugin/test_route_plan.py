@@ -110,10 +110,10 @@ def test_the_base_serves_until_a_route_is_proved() -> None:
     assert made.due(6) == [1]
     assert made.due(1000) == [1, 2, 3, 4]
     assert made.next_first == 1
-    made.prove(made.due(8), lambda index: "")
+    made.prove(made.due(8), lambda index, tokens: "")
     assert made.due(1000) == [3, 4]
     assert made.next_first == 9, "calls below it have nothing to try"
-    made.prove(made.due(1000), lambda index: "")
+    made.prove(made.due(1000), lambda index, tokens: "")
     assert chosen(made) == {
         1: 1, 4: 1, 5: 0, 6: 0, 7: 2, 8: 2, 9: 3, 16: 3, 17: 0, 29: 0, 30: 4, 40: 4, 41: 0, 10**6: 0
     }  # fmt: skip
@@ -126,7 +126,7 @@ def test_a_backend_that_fails_once_leaves_with_all_its_routes(raises: bool) -> N
     made = plan()
     tried: list[int] = []
 
-    def check(index: int) -> str:
+    def check(index: int, tokens: int) -> str:
         tried.append(index)
         if index == 2 and raises:
             raise RuntimeError("no kernel image")
@@ -141,9 +141,24 @@ def test_a_backend_that_fails_once_leaves_with_all_its_routes(raises: bool) -> N
     assert made.chosen(9) == 3
 
 
+def test_a_route_serves_only_if_all_counts_at_which_it_is_tried_pass() -> None:
+    counts = {1: (1, 3), 9: (9,)}
+    tried: list[tuple[int, int]] = []
+
+    def check(index: int, tokens: int) -> str:
+        tried.append((index, tokens))
+        return "other numbers" if tokens == 3 else ""
+
+    made = plan()
+    made.prove([1, 3], check, lambda entry: counts[entry.first])
+    assert tried == [(1, 1), (1, 3), (3, 9)]
+    assert made.removed == {"fused_decode": "its probe at 3 tokens failed: other numbers"}
+    assert (made.chosen(1), made.chosen(9)) == (BASE, 3)
+
+
 def test_a_removed_backend_stays_away() -> None:
     made = plan()
-    made.prove(made.due(1000), lambda index: "")
+    made.prove(made.due(1000), lambda index, tokens: "")
     before = made.serving
     made.remove("vllm_cutlass", "first")
     made.remove("vllm_cutlass", "second")
@@ -151,5 +166,5 @@ def test_a_removed_backend_stays_away() -> None:
     assert made.chosen(9) == BASE
     assert made.chosen(7) == 2
     assert before[9] == 3, "a reader in another thread keeps a whole array"
-    made.prove([3], lambda index: "")
+    made.prove([3], lambda index, tokens: "")
     assert made.chosen(9) == BASE

@@ -86,6 +86,12 @@ def test_workspaces_are_the_larger_of_each(inside: Inside) -> None:
     assert inside["workspaces"]["expects_unquantized"], "our kernels quantize by themselves"
 
 
+def test_a_call_asks_the_router_for_nothing_that_it_must_pass_on(inside: Inside) -> None:
+    result = inside["asked_in_a_call"]
+    assert result["ran"] == [["own"], ["cutlass"], ["flashinfer"]]
+    assert result["forwarded"] == []
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -119,6 +125,11 @@ def test_a_backend_that_raises_in_a_call_is_left_for_good(inside: Inside) -> Non
 def test_nothing_serves_that_has_not_been_tried(inside: Inside) -> None:
     # The first call has room for the routes that begin at 1; 6 for those up to 5; 12 for all.
     assert inside["small_first"]["calls"] == ["own", TRITON, "own", "cutlass", TRITON, "cutlass"]
+
+
+def test_each_variant_that_a_route_needs_is_tried_in_the_profiling_run(inside: Inside) -> None:
+    """Without a list of rows at 1 token, with one from 9 on; nothing of it is left to a request."""
+    assert inside["tried"] == [1, 9]
 
 
 def test_flashinfers_tuner_gets_its_calls(inside: Inside) -> None:

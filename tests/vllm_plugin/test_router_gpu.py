@@ -10,6 +10,7 @@ import pytest
 
 from autotune.client import RoutingClient
 from autotune.client.snapshot import Snapshot
+from autotune.measure.compiles import counting_variants
 from autotune.vocabulary.candidate import (
     Candidate,
     DeepGemmCandidate,
@@ -141,6 +142,17 @@ def test_every_backend_serves_its_counts_and_is_right(layer: Routed) -> None:
         error = layer.error(layer.call(inputs), inputs, name.startswith("fused_"))
         assert error <= (1e-2 if layer.problem.scheme.value == "bf16" else 3e-2), (tokens, name, error)
     assert layer.plan.removed == {}, layer.plan.removed
+
+
+def test_no_token_count_of_our_kernels_compiles_anything_after_the_profiling_run(layer: Routed) -> None:
+    """Also those that no CUDA graph holds. The routes of `fused_decode` need two of its variants."""
+    layer.call(layer.inputs(LARGEST))
+    with counting_variants() as loaded:
+        for tokens in range(1, COUNTS[-1] + 1):
+            if layer.backend(tokens).startswith("fused_"):
+                layer.call(layer.inputs(tokens))
+    assert loaded.names == []
+    assert {layer.backend(tokens) for tokens in (1, 8)} == {"fused_decode"}
 
 
 def test_a_captured_size_keeps_what_it_was_captured_with(layer: Routed) -> None:

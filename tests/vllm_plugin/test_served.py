@@ -54,7 +54,7 @@ def test_all_token_counts_have_an_answer(table: RoutingTable) -> None:
         "21..30": (BASE, "fallback", "not_tried"),
         **ENDS,
     }
-    plan.prove([1, 2], lambda index: "it differs" if index == 2 else "")
+    plan.prove([1, 2], lambda index, tokens: "it differs" if index == 2 else "")
     (report,) = ledger.reports()
     assert spans(report)["11..20"] == ("triton", "route", "")
     assert spans(report)["21..30"] == (BASE, "fallback", "removed")
@@ -73,7 +73,7 @@ def test_gaps_and_what_is_below_are_misses(table: RoutingTable) -> None:
 
 def test_a_graph_keeps_what_it_was_captured_with(table: RoutingTable) -> None:
     ledger, plan = ledger_of(table)
-    plan.prove([1, 2], lambda index: "")
+    plan.prove([1, 2], lambda index, tokens: "")
     assert ledger.capturing(lambda: 5) == 5
     plan.remove("triton", "it failed")
     (report,) = ledger.reports()
@@ -83,7 +83,7 @@ def test_a_graph_keeps_what_it_was_captured_with(table: RoutingTable) -> None:
 
 def test_a_backend_that_leaves_while_graphs_are_captured_is_not_guessed_at(table: RoutingTable) -> None:
     ledger, plan = ledger_of(table)
-    plan.prove([1, 2], lambda index: "")
+    plan.prove([1, 2], lambda index, tokens: "")
     ledger.capturing(lambda: plan.remove("triton", "it failed"))
     (report,) = ledger.reports()
     assert spans(report, graph=True)["11..20"] == ("unknown", "unknown", "left_during_capture")
@@ -110,7 +110,7 @@ def test_a_layer_that_is_not_routed_says_why() -> None:
 
 def test_calls_are_counted_from_ready_on_and_a_line_says_each(table: RoutingTable) -> None:
     ledger, plan = ledger_of(table)
-    plan.prove([1, 2], lambda index: "")
+    plan.prove([1, 2], lambda index, tokens: "")
     assert plan.calls is None
     ledger.ready()
     plan.calls = {(12, 1): 3, (15, 1): 2, (50, 0): 1}
@@ -128,7 +128,7 @@ def worker(rank: int, layer: LayerReport, pid: int | None = None) -> WorkerRepor
 
 def test_ranks_that_differ_are_not_guessed_at(table: RoutingTable) -> None:
     ledger, plan = ledger_of(table)
-    plan.prove([1, 2], lambda index: "")
+    plan.prove([1, 2], lambda index, tokens: "")
     (one,) = ledger.reports()
     plan.remove("triton", "it failed on this rank")
     (two,) = ledger.reports()

@@ -79,6 +79,7 @@ def test_a_start_compiles_what_the_table_reaches_and_a_second_reads_it(
     assert found["vllm's own ran"] == 3
 
 
+@pytest.mark.slow
 def test_the_time_limit_lets_the_server_start(vllm_path: dict[str, list[str]], tmp_path: Path) -> None:
     version = VERSIONS[0]
     found = inside(version, vllm_path, tmp_path / "cache", "serve", table_file(version, tmp_path), 0.5, 2)
@@ -87,6 +88,7 @@ def test_the_time_limit_lets_the_server_start(vllm_path: dict[str, list[str]], t
     assert found["vllm's own ran"] == 3
 
 
+@pytest.mark.slow
 def test_it_can_be_switched_off(vllm_path: dict[str, list[str]], tmp_path: Path) -> None:
     version = VERSIONS[0]
     found = inside(version, vllm_path, tmp_path / "cache", "serve", table_file(version, tmp_path), 0, 2)

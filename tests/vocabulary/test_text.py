@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.measurement import Measurement
 from autotune.vocabulary.settings import Settings
-from autotune.vocabulary.text import printable
+from autotune.vocabulary.text import counted, printable
 from tests.factories import make_measurement
 
 
@@ -61,3 +61,7 @@ def test_a_librarys_error_becomes_a_reason_that_can_be_stored() -> None:
     stored = Measurement.model_validate({**data, "reason": reason})
     assert "CUDA error" in stored.reason
     assert len(stored.reason) == 500
+
+
+def test_one_is_singular() -> None:
+    assert [counted(n, "token") for n in (0, 1, 2)] == ["0 tokens", "1 token", "2 tokens"]

@@ -40,6 +40,8 @@ def main() -> None:
                 rollback(session, **KEY, **WHO)  # type: ignore[arg-type]
                 other = {**KEY, "problem": OTHER_PROBLEM}
                 publish(session, None, **other, **WHO, channel="canary")  # type: ignore[arg-type]
+                publish(session, None, **other, **WHO, channel="beta")  # type: ignore[arg-type]
+                rollback(session, **other, **WHO, channel="beta")  # type: ignore[arg-type]
                 counts = [TelemetryCount(str(PROBLEM), 8, "route", "", 1, 12)]
                 TelemetryRepository(session).add("node-1", H200.gpu, counts)
         with sqlite3.connect(path) as connection:

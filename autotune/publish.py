@@ -148,7 +148,7 @@ def rollback(
     repository.lock()
     if to is None or to == "unpublished":
         stack = _stack(repository.history(key, channel))
-        now = repository.pointed(key, channel)
+        now = repository.pointed_number(key, channel)
         if now is None or not stack:
             raise ConflictError(
                 f"Channel {channel!r} of {problem} points at no revision: there is nothing to go back from.",
@@ -156,7 +156,7 @@ def rollback(
             )
         if to == "unpublished" or len(stack) < 2:
             repository.withdraw(channel, key, author.strip(), reason.strip())
-            return Withdrawal(repository.get(now.number), channel)
+            return Withdrawal(repository.get(now), channel)
         to = stack[-2]
     target = repository.get(to)
     if target.columns() != key.columns():

@@ -133,9 +133,13 @@ class RevisionRepository:
 
     def pointed(self, key: Key, channel: str) -> Revision | None:
         """What the channel of one key points at now; None too if that cannot be read."""
-        number = self._session.scalar(select(ChannelRow.revision).filter_by(**key.columns(), channel=channel))
+        number = self.pointed_number(key, channel)
         found = [] if number is None else self._revisions(select(RevisionRow).filter_by(number=number))
         return found[0] if found else None
+
+    def pointed_number(self, key: Key, channel: str) -> int | None:
+        """The number of what the channel of one key points at, whether or not it can be read."""
+        return self._session.scalar(select(ChannelRow.revision).filter_by(**key.columns(), channel=channel))
 
     def channels(self) -> list[str]:
         """Names of all channels in use."""

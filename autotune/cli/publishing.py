@@ -93,12 +93,10 @@ def publish(
     """
     if none == (file is not None):
         raise UsageError("Name a table file, or --none, but not both.", "See `autotune publish --help`.")
-    if file is not None and (
-        gpu or model or shape or checkpoint or vllm or environment or (tp, ep) != (1, 1)
-    ):
+    if file is not None and (gpu or model or shape or checkpoint or vllm or environment):
         raise UsageError(
             "A table file says its own GPU, shape, checkpoint and versions.",
-            "Leave out --gpu, --model, --shape, --tp, --ep, --checkpoint, --vllm and --environment.",
+            "Leave out --gpu, --model, --shape, --checkpoint, --vllm and --environment.",
         )
     require_packages()
     from autotune.publish import check_texts

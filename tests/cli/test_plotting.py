@@ -81,7 +81,8 @@ def test_a_full_disk_leaves_the_picture_that_is_there(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000));"
         "from autotune.cli import main; main()"
     )
-    options = ["--gpu", "h200", "--model", "qwen-moe-fp8", "--table", str(TABLES[1])]
+    file = ROOT / "autotune" / "data" / "tables" / "nvidia_h200-qwen-moe-fp8.json"
+    options = ["--gpu", "h200", "--model", "qwen-moe-fp8", "--table", str(file)]
     failed = subprocess.run(
         [sys.executable, "-c", script, "table", "plot", *options, "--out", str(out)],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,

@@ -179,7 +179,6 @@ def test_nothing_published_yet_is_no_failure(commands: Commands) -> None:
         (["publish", "--reason", "r"], "Name a table file, or --none"),
         (["publish", "a.json", "--none", "--reason", "r"], "not both"),
         (["publish", "a.json", "--vllm", "0.25.1", "--reason", "r"], "says its own"),
-        (["publish", "a.json", "--tp", "2", "--reason", "r"], "says its own"),
         (["publish", "deep.json", "--reason", "r"], "nests too deeply"),
         (["publish", "huge.json", "--reason", "r"], "too large"),
         (["publish", "half.json", "--reason", "r"], "surrogate"),

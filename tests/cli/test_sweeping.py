@@ -280,7 +280,7 @@ def test_resuming_takes_the_run_of_the_same_routing(tmp_path: Path) -> None:
         done = run(tmp_path, *command, "--resume")
         assert done.returncode == 0, done.stderr
         kept = len([m for m in store.rows.values() if m.run == name])
-        assert f"resuming run {name}: {kept} measurements are there already" in " ".join(done.stderr.split())
+        assert f"resuming run {name}: {kept} measurements on record" in " ".join(done.stderr.split())
 
 
 def test_it_says_what_uses_a_table(tmp_path: Path, evidence: Path) -> None:

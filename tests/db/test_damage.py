@@ -215,3 +215,13 @@ def test_a_file_whose_schema_is_trash_is_a_database_error(tmp_path: Path, old: b
     with pytest.raises(DatabaseError, match=r"cannot be used|cannot be read") as caught:
         open_database(f"sqlite:///{path}")
     assert "from a copy" in caught.value.hint
+
+
+def test_one_can_roll_back_from_a_revision_that_cannot_be_read(sqlite_database: Database) -> None:
+    put(sqlite_database, make_table())
+    put(sqlite_database, make_table(tokens=(1, 2)))
+    change(sqlite_database, "UPDATE revisions SET environment = '{' WHERE number = 2", unguarded="revisions")
+    with sqlite_database.write() as session:
+        back = rollback(session, problem=PROBLEM, environment=H200, checkpoint="fp8", **WHO)  # type: ignore[arg-type]
+    assert isinstance(back, Publication)
+    assert back.revision.number == 1

@@ -34,6 +34,8 @@ class Publication:
     changed: bool
     previous: int | None
     """The revision that the channel pointed at before."""
+    mended: bool = False
+    """The channel pointed at this table already, but what was stored of it was damaged; it is whole now."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def publish(
 ) -> Publication:
     """Make a revision of a table, or of "none", and point the channel at it.
 
-    A table that the channel points at already makes no new revision (`changed` is False).
+    A table that the channel points at already makes no new revision (`changed` is False); it is stored again
+    if it was damaged.
 
     Raises:
         UsageError: for an empty author or reason, or a bad channel name.
@@ -80,7 +83,8 @@ def publish(
     previous = None if now is None else now.number
     digest = None if table is None else table.digest
     if now is not None and now.table_digest == digest:
-        return Publication(now, channel, changed=False, previous=previous)
+        mended = table is not None and repository.store(table)
+        return Publication(now, channel, changed=False, previous=previous, mended=mended)
     revision = repository.add(key, table, author.strip(), reason.strip())
     return Publication(
         repository.move(channel, revision, author.strip(), reason.strip()), channel, True, previous
@@ -94,6 +98,7 @@ def activate(
 
     Raises:
         NotFoundError: if there is no such revision.
+        TableError: if its stored table is damaged, so that it would answer nothing.
         UsageError: for an empty author or reason, or a bad channel name.
     """
     check_texts(author, reason, channel)
@@ -102,6 +107,7 @@ def activate(
     target = repository.get(number)
     now = repository.pointed(target, channel)
     previous = None if now is None else now.number
+    repository.table(target)
     if previous == number:
         return Publication(target, channel, changed=False, previous=previous)
     moved = repository.move(channel, target, author.strip(), reason.strip())
@@ -128,6 +134,7 @@ def rollback(
     Raises:
         ConflictError: if the channel points nowhere, or the given revision is of another problem.
         NotFoundError: if there is no revision of that number.
+        TableError: if its stored table is damaged.
         UsageError: for an empty author or reason, or a bad channel name.
     """
     key = Key(problem=problem, environment=environment, checkpoint=checkpoint)
@@ -141,7 +148,7 @@ def rollback(
     repository.lock()
     if to is None or to == "unpublished":
         stack = _stack(repository.history(key, channel))
-        now = repository.pointed(key, channel)
+        now = repository.pointed_number(key, channel)
         if now is None or not stack:
             raise ConflictError(
                 f"Channel {channel!r} of {problem} points at no revision: there is nothing to go back from.",
@@ -149,7 +156,7 @@ def rollback(
             )
         if to == "unpublished" or len(stack) < 2:
             repository.withdraw(channel, key, author.strip(), reason.strip())
-            return Withdrawal(repository.get(now.number), channel)
+            return Withdrawal(repository.get(now), channel)
         to = stack[-2]
     target = repository.get(to)
     if target.columns() != key.columns():
@@ -184,8 +191,11 @@ def check_texts(author: str, reason: str, channel: str) -> None:
     """
     for name, value in (("author", author), ("reason", reason)):
         if not value.strip() or len(value) > _MAX_TEXT or not value.isprintable():
+            odd = next((c for c in value if not c.isprintable()), "")
             raise UsageError(
-                f"The {name} must be one line of 1 to {_MAX_TEXT} characters.", f"Say it with --{name}."
+                f"The {name} must be one line of 1 to {_MAX_TEXT} characters"
+                f"{f', without {odd!a}' if odd else ''}.",
+                f"Say it with --{name}.",
             )
     if not _CHANNEL.fullmatch(channel):
         raise UsageError(

@@ -148,14 +148,17 @@ def open_database(url: str, *, upgrade: bool = True, create: bool = True, adopt:
         MissingDependencyError: if the database's driver is not installed.
     """
     parsed = parse_url(url)
-    if parsed.get_backend_name() == "sqlite" and not create:
-        path = Path(str(parsed.database))
-        if not path.exists():
-            raise DatabaseError(
-                f"There is no database at {path}.",
-                "Make one with `autotune sweep` or `autotune publish`, or name another with --db.",
-            )
-    database = Database(_engine(_read_only(parsed)), parsed)
+    try:
+        if parsed.get_backend_name() == "sqlite":
+            _check_path(Path(str(parsed.database)), create)
+        engine = _engine(_read_only(parsed))
+    except OSError as error:
+        # Such as a working folder that was removed, or that may not be entered.
+        raise DatabaseError(
+            f"{shown(parsed)} cannot be reached: {error.strerror}.",
+            "Work in a folder that is there and that you may enter, or name a whole path with --db.",
+        ) from error
+    database = Database(engine, parsed)
     try:
         if upgrade:
             database.upgrade(adopt=adopt)
@@ -166,6 +169,20 @@ def open_database(url: str, *, upgrade: bool = True, create: bool = True, adopt:
         database.close()
         raise
     return database
+
+
+def _check_path(path: Path, create: bool) -> None:
+    if not path.exists():
+        if create:
+            return
+        raise DatabaseError(
+            f"There is no database at {path}.",
+            "Make one with `autotune sweep` or `autotune publish`, or name another with --db.",
+        )
+    if not path.is_file():
+        raise DatabaseError(
+            f"{path} is no regular file.", "Name another with --db; this one is left as it is."
+        )
 
 
 def _read_only(url: URL) -> URL:
@@ -195,11 +212,12 @@ def _engine(url: URL) -> Engine:
     try:
         engine = create_engine(url, connect_args=arguments, pool_pre_ping=not sqlite)
     except ModuleNotFoundError as error:
+        what = "'moe-autotune[server]'" if url.drivername == "postgresql+psycopg" else error.name
         raise MissingDependencyError(
             f"The driver for {shown(url)} is not installed ({error.name}).",
-            "Install it: pip install 'moe-autotune[server]'.",
+            f"Install it: pip install {what}.",
         ) from error
-    except (exc.ArgumentError, exc.NoSuchModuleError) as error:
+    except (exc.ArgumentError, exc.NoSuchModuleError, ValueError) as error:
         raise UsageError(
             f"{shown(url)} cannot be opened: {error}.", "Use sqlite:///FILE or postgresql://USER@HOST/NAME."
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,13 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("malformed", "Restore the file from a copy, or name another with --db."),
     ("password", "Check the user and password in the URL."),
     ("does not exist", "Create it first (createdb), or correct the URL."),
+)
+_SQLITE_HINTS: tuple[tuple[str, str], ...] = (
+    ("no such table", "A part of its schema is gone: restore it from a copy, or name another with --db."),
+    ("no such column", "A part of its schema is gone: restore it from a copy, or name another with --db."),
+    ("could not decode", "It was changed from outside or damaged: restore it from a copy."),
+    ("disk i/o", "Check the disk and its free space; if the file is damaged, restore it from a copy."),
+    ("", "If the file is damaged, restore it from a copy; or name another with --db."),
 )
 _MOST_CAUSE = 200
 _DEFAULT_HINT = "Check that the server runs and that the URL (--db or AUTOTUNE_DB) names it."
@@ -45,8 +53,14 @@ def translated(name: str) -> Iterator[None]:
         ) from error
     except (exc.DBAPIError, exc.TimeoutError) as error:
         cause = _cause(error)
-        hint = next((text for part, text in _HINTS if part in cause.casefold()), _DEFAULT_HINT)
+        hints = (*_HINTS, *(_SQLITE_HINTS if name.startswith("sqlite") else (("", _DEFAULT_HINT),)))
+        hint = next(text for part, text in hints if part in cause.casefold())
         raise DatabaseError(f"{name} cannot be used: {cause}.", hint) from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DatabaseError(
+            f"{name} holds what cannot be read: {error}.",
+            "It was damaged or changed from outside; restore it from a copy, or name another with --db.",
+        ) from error
     except (exc.StatementError, OverflowError, UnicodeEncodeError) as error:
         # A value that the driver cannot even send: an integer beyond 64 bits, half of a surrogate pair.
         cause = str(getattr(error, "orig", None) or error)[:_MOST_CAUSE].rstrip(".")

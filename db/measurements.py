@@ -70,14 +70,18 @@ class MeasurementRepository:
         query = query.order_by(MeasurementRow.recorded_at, MeasurementRow.id)
         return [_measurement(digest, content) for digest, content in self._session.execute(query)]
 
-    def runs(self, problem: Problem, environment: Environment) -> list[str]:
-        """Names of the runs that measured it; the one with the newest measurement last."""
+    def runs(
+        self, problem: Problem, environment: Environment, checkpoint: Checkpoint, routing: str
+    ) -> list[str]:
+        """Names of the runs that measured exactly this; the one with the newest measurement last."""
         newest = func.max(MeasurementRow.recorded_at)
         query = (
             select(MeasurementRow.run)
             .where(
                 MeasurementRow.problem == str(problem),
                 MeasurementRow.environment_digest == environment_digest(environment),
+                MeasurementRow.checkpoint == checkpoint,
+                MeasurementRow.routing == routing,
             )
             .group_by(MeasurementRow.run)
             .order_by(newest, func.max(MeasurementRow.id))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Select, func, select, text
-from sqlalchemy.dialects import postgresql, sqlite
+from pydantic import BaseModel, ConfigDict, ValidationError
+from sqlalchemy import Select, exc, func, select, text
 
 from autotune.db.engine import ReadSession, WriteSession
 from autotune.db.keys import environment_data, environment_digest
-from autotune.db.models import ChannelMoveRow, ChannelRow, RevisionRow, RoutingTableRow
+from autotune.db.models import ChannelMoveRow, ChannelRow, RevisionRow
+from autotune.db.tables import read_stored, store_table, stored_contents
+from autotune.db.urls import shown
 from autotune.vocabulary.environment import Environment
-from autotune.vocabulary.errors import NotFoundError
+from autotune.vocabulary.errors import DatabaseError, NotFoundError, ShapeError, TableError, UnknownNameError
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import RoutingTable
 
+log = logging.getLogger(__name__)
+_RESTORE = "It was changed from outside; restore the database from a copy."
+_MOST_TOLD = 1000
+_told: set[tuple[str, int]] = set()
+"""Unreadable revisions that the log has named already: a service reads them for every request."""
 _PUBLISH_LOCK = 0x6D6F6570  # "moep": one publisher at a time, so that the channel it saw is still true
 
 
@@ -75,12 +81,16 @@ class RevisionRepository:
 
         Raises:
             NotFoundError: if there is none of that number.
+            DatabaseError: if what is stored under it cannot be read.
         """
         # Beyond SQL's 64 bits there can be none, and the driver would fail on it.
-        found = self._revisions(select(RevisionRow).where(RevisionRow.number == min(number, 2**62)))
-        if not found:
-            raise NotFoundError(f"There is no revision {number}.", "List them with `autotune revisions`.")
-        return found[0]
+        query = select(RevisionRow).where(RevisionRow.number == min(number, 2**62))
+        unread: dict[int, str] = {}
+        if found := self._revisions(query, unread):
+            return found[0]
+        if unread:
+            raise DatabaseError(f"The stored revision {number} cannot be read: {unread[number]}.", _RESTORE)
+        raise NotFoundError(f"There is no revision {number}.", "List them with `autotune revisions`.")
 
     def newest(
         self,
@@ -122,9 +132,14 @@ class RevisionRepository:
         return self._revisions(query if gpu is None else query.where(RevisionRow.gpu == gpu))
 
     def pointed(self, key: Key, channel: str) -> Revision | None:
-        """What the channel of one key points at now."""
-        number = self._session.scalar(select(ChannelRow.revision).filter_by(**key.columns(), channel=channel))
-        return None if number is None else self.get(number)
+        """What the channel of one key points at now; None too if that cannot be read."""
+        number = self.pointed_number(key, channel)
+        found = [] if number is None else self._revisions(select(RevisionRow).filter_by(number=number))
+        return found[0] if found else None
+
+    def pointed_number(self, key: Key, channel: str) -> int | None:
+        """The number of what the channel of one key points at, whether or not it can be read."""
+        return self._session.scalar(select(ChannelRow.revision).filter_by(**key.columns(), channel=channel))
 
     def channels(self) -> list[str]:
         """Names of all channels in use."""
@@ -135,23 +150,23 @@ class RevisionRepository:
         query = select(ChannelMoveRow).filter_by(**key.columns(), channel=channel).order_by(ChannelMoveRow.id)
         return [ChannelMove.model_validate(row, from_attributes=True) for row in self._session.scalars(query)]
 
-    def contents(self, digests: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Stored tables as plain data, by digest, not yet checked."""
-        query = select(RoutingTableRow.digest, RoutingTableRow.content).where(
-            RoutingTableRow.digest.in_(digests)
-        )
-        return dict(self._session.execute(query).all())
-
     def table(self, revision: Revision) -> RoutingTable | None:
         """The table of a revision; None for "none".
 
         Raises:
-            TableError: if what is stored does not match its digest.
+            TableError: if what is stored does not match its digest, or is gone.
         """
         if revision.table_digest is None:
             return None
-        content = self.contents([revision.table_digest])[revision.table_digest]
-        return RoutingTable.from_json_data({**content, "digest": revision.table_digest})
+        content = stored_contents(self._session, [revision.table_digest]).get(revision.table_digest)
+        try:
+            return read_stored(revision.table_digest, content)
+        except TableError as error:
+            raise TableError(f"Revision {revision.number}: {error.message}", error.hint) from error
+
+    def store(self, table: RoutingTable) -> bool:
+        """Store a table if it is new, and mend it if it is damaged; only then True."""
+        return store_table(self._writing(), table)
 
     def lock(self) -> None:
         """Let one publisher work at a time until the transaction ends (SQLite's writers do so anyway)."""
@@ -162,12 +177,7 @@ class RevisionRepository:
         """Store the table, if it is new, and a revision of it. Points no channel at it."""
         session = self._writing()
         if table is not None:
-            insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-            session.execute(
-                insert(RoutingTableRow)
-                .values(digest=table.digest, content=table.content())
-                .on_conflict_do_nothing(index_elements=["digest"])
-            )
+            store_table(session, table)
         row = RevisionRow(
             **key.columns(),
             gpu=key.environment.gpu,
@@ -221,23 +231,45 @@ class RevisionRepository:
             raise TypeError("this needs a write session")
         return self._session
 
-    def _revisions(self, query: Select[Any]) -> list[Revision]:
-        rows: list[RevisionRow] = list(self._session.scalars(query))
+    def _revisions(self, query: Select[Any], unread: dict[int, str] | None = None) -> list[Revision]:
+        """Those of a query. What cannot be read is left out, and logged unless `unread` takes it."""
+        missed: dict[int, str] = {}
+        rows = self._rows(query, missed)
         pointing = self._pointing([row.number for row in rows])
-        return [
-            Revision(
-                number=row.number,
-                problem=Problem.parse(row.problem),
-                environment=Environment.model_validate(row.environment),
-                checkpoint=row.checkpoint,
-                table_digest=row.table_digest,
-                author=row.author,
-                reason=row.reason,
-                created_at=row.created_at,
-                channels=tuple(pointing.get(row.number, ())),
-            )
-            for row in rows
-        ]
+        found: list[Revision] = []
+        for row in rows:
+            try:
+                found.append(_revision(row, tuple(pointing.get(row.number, ()))))
+            except (ShapeError, UnknownNameError, ValueError) as error:
+                missed[row.number] = _why(error)
+        if unread is not None:
+            unread.update(missed)
+        elif missed:
+            self._tell(missed)
+        return found
+
+    def _rows(self, query: Select[Any], missed: dict[int, str]) -> list[RevisionRow]:
+        try:
+            return list(self._session.scalars(query))
+        except (ValueError, TypeError, exc.OperationalError) as error:
+            # SQLite takes any value in any column, and one that does not decode fails the whole query.
+            first = error
+        rows: list[RevisionRow] = []
+        for number in self._session.scalars(query.with_only_columns(RevisionRow.number)).all():
+            try:
+                rows += self._session.scalars(select(RevisionRow).where(RevisionRow.number == number))
+            except (ValueError, TypeError, exc.OperationalError) as error:
+                missed[number] = _why(error)
+        if not missed:
+            raise first
+        return rows
+
+    def _tell(self, missed: dict[int, str]) -> None:
+        where = shown(self._session.get_bind().engine.url)
+        for number, why in missed.items():
+            if (where, number) not in _told and len(_told) < _MOST_TOLD:
+                _told.add((where, number))
+                log.warning("revision %s in %s cannot be read and is left out: %s", number, where, why)
 
     def _pointing(self, numbers: list[int]) -> dict[int, list[str]]:
         pointing: dict[int, list[str]] = {}
@@ -251,3 +283,25 @@ class RevisionRepository:
         for number, channel in self._session.execute(query):
             pointing.setdefault(number, []).append(channel)
         return pointing
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    original = getattr(error, "orig", None) or getattr(error, "message", None) or error
+    return (str(original).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _revision(row: RevisionRow, channels: tuple[str, ...]) -> Revision:
+    return Revision(
+        number=row.number,
+        problem=Problem.parse(row.problem),
+        environment=Environment.model_validate(row.environment),
+        checkpoint=row.checkpoint,
+        table_digest=row.table_digest,
+        author=row.author,
+        reason=row.reason,
+        created_at=row.created_at,
+        channels=channels,
+    )

@@ -60,13 +60,18 @@ def inspect_schema(connection: Connection) -> SchemaState:
     """Compare the database with this release.
 
     Raises:
-        SchemaVersionError: if a newer release made it.
+        SchemaVersionError: if a newer release made it, or it does not say.
     """
     if not inspect(connection).has_table(VERSION_TABLE):
         return SchemaState.EMPTY
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
     found = set(context.get_current_heads())
     if not found:
+        if Base.metadata.tables.keys() & set(inspect(connection).get_table_names()):
+            raise SchemaVersionError(
+                "The database does not say any more which schema it has, though its tables are there.",
+                "It was changed from outside: restore it from a copy, or name another with --db.",
+            )
         return SchemaState.EMPTY
     known, newest = released()
     if unknown := found - known:
@@ -84,6 +89,19 @@ def foreign_tables(connection: Connection) -> list[str]:
     # Without our version table, one of a name like ours is another program's too.
     ours = frozenset() if inspect_schema(connection) is SchemaState.EMPTY else Base.metadata.tables.keys()
     return sorted(names - ours - (OPTUNA_TABLES if "studies" in names else frozenset()))
+
+
+def require_tables(connection: Connection) -> None:
+    """Refuse a database from which somebody took one of our tables; its version does not tell.
+
+    Raises:
+        DatabaseError: naming what is gone.
+    """
+    if gone := Base.metadata.tables.keys() - set(inspect(connection).get_table_names()):
+        raise DatabaseError(
+            f"Of the database's tables these are gone: {', '.join(sorted(gone))}.",
+            "It was changed from outside: restore it from a copy, or name another with --db.",
+        )
 
 
 def refuse_foreign(connection: Connection) -> None:

@@ -7,10 +7,10 @@ import threading
 
 from autotune.db.engine import Database
 from autotune.db.revisions import Revision, RevisionRepository
+from autotune.db.tables import GONE, read_stored, stored_contents
 from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.table import PublishedTable, RoutingTable
 
-_GONE = "The stored table is not there."
 log = logging.getLogger(__name__)
 
 
@@ -45,28 +45,33 @@ class DatabaseSource:
             revisions = repository.current(gpu, channel)
             wanted = {r.table_digest for r in revisions if r.table_digest is not None}
             with self._lock:
-                missing = wanted - self._read.keys() - self._broken.keys()
-            for digest, content in repository.contents(missing).items() if missing else ():
-                self._keep(digest, content)
+                # A broken one is read again: it may have been mended by now.
+                missing = wanted - self._read.keys()
+            contents = stored_contents(session, missing) if missing else {}
+        for digest in missing:
+            self._keep(digest, contents.get(digest))
         return [self._published(r, channel) for r in revisions]
 
-    def _keep(self, digest: str, content: dict[str, object]) -> None:
+    def _keep(self, digest: str, content: bytes | str | None) -> None:
         try:
-            table = RoutingTable.from_json_data({**content, "digest": digest})
+            table = read_stored(digest, content)
         except TableError as error:
-            log.warning("table %s in %s is broken: %s", digest[:12], self.name, error)
             with self._lock:
+                known = self._broken.get(digest) == error.message
                 self._broken[digest] = error.message
+            if not known:
+                log.warning("table %s in %s is broken: %s", digest[:12], self.name, error.message)
             return
         with self._lock:
             self._read[digest] = table
+            self._broken.pop(digest, None)
 
     def _published(self, revision: Revision, channel: str) -> PublishedTable:
         table, broken = None, ""
         if revision.table_digest is not None:
             with self._lock:
                 table = self._read.get(revision.table_digest)
-                broken = "" if table else self._broken.get(revision.table_digest, _GONE)
+                broken = "" if table else self._broken.get(revision.table_digest, GONE)
         return PublishedTable(
             problem=revision.problem,
             environment=revision.environment,

@@ -39,7 +39,9 @@ class DatabaseStore:
                 problem, environment=environment, checkpoint=checkpoint, routing=routing, run=run
             )
 
-    def runs(self, problem: Problem, environment: Environment) -> list[str]:
-        """Names of the runs that measured it, newest last."""
+    def runs(
+        self, problem: Problem, environment: Environment, checkpoint: Checkpoint, routing: str
+    ) -> list[str]:
+        """Names of the runs that measured exactly this, newest last."""
         with self._database.read() as session:
-            return MeasurementRepository(session).runs(problem, environment)
+            return MeasurementRepository(session).runs(problem, environment, checkpoint, routing)

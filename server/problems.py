@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from autotune.server.texts import over_http, shortened
 from autotune.vocabulary.errors import (
@@ -76,6 +77,12 @@ def install(app: FastAPI) -> None:
             hints.get(error.status_code, ""),
             headers,
         )
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        # No fault of the service; the answer is for the access log and the counters, nobody reads it.
+        log.info("%s %s: the client left before its body was whole", request.method, request.url.path)
+        return problem(400, "Body cut off", "The client left before the body was whole.", "Send it again.")
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

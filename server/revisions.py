@@ -63,6 +63,7 @@ class Published(BaseModel):
     channel: str
     changed: bool
     previous: int | None
+    mended: bool = Field(description="the channel pointed at it already, but what was stored was damaged")
 
 
 @router.get("/revisions", openapi_extra=documented(ListParameters))
@@ -150,7 +151,11 @@ def _table(data: dict[str, Any]) -> RoutingTable:
 
 def _published(done: publishing.Publication) -> Published:
     return Published(
-        revision=done.revision, channel=done.channel, changed=done.changed, previous=done.previous
+        revision=done.revision,
+        channel=done.channel,
+        changed=done.changed,
+        previous=done.previous,
+        mended=done.mended,
     )
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from autotune.vocabulary.errors import ForbiddenError, UnauthorizedError, UnknownNameError, UsageError
+from autotune.vocabulary.files import read_text, reason
 
 Scope = Literal["measure", "publish", "telemetry"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 FORM = "AUTOTUNE_TOKENS is TOKEN:SCOPE+SCOPE,... or the path of a file with one such entry a line."
 _SHORTEST = 16
+_MOST_BYTES = 1 << 20
 
 
 class Tokens:
@@ -72,18 +74,29 @@ def read_tokens(text: str) -> Tokens:
         return Tokens()
     text = text.strip()
     if text.startswith(("/", "./", "../", "~")):
-        path = Path(text).expanduser()
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            path = Path(text).expanduser()
+        except RuntimeError as error:
+            raise UsageError("AUTOTUNE_TOKENS begins with ~, but names no home folder.", FORM) from error
+        try:
+            lines = read_text(path, _MOST_BYTES).splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"The token file {path} cannot be read: {error}.", FORM) from error
+            raise UsageError(f"The token file {path} cannot be read: {reason(error)}.", FORM) from error
         entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     else:
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]
     if not entries:
         # Set, so somebody means to let others write; a service that takes no writes is not what they want.
         raise UsageError("AUTOTUNE_TOKENS is set but names no token.", FORM)
-    return Tokens(_entry(position, entry) for position, entry in enumerate(entries, 1))
+    read = [_entry(position, entry) for position, entry in enumerate(entries, 1)]
+    first: dict[str, int] = {}
+    for position, (token, _) in enumerate(read, 1):
+        if (before := first.setdefault(token, position)) != position:
+            raise UsageError(
+                f"Tokens {before} and {position} are the same.",
+                "Give it once, with all its scopes: TOKEN:SCOPE+SCOPE.",
+            )
+    return Tokens(read)
 
 
 def _entry(position: int, entry: str) -> tuple[str, frozenset[Scope]]:

@@ -27,6 +27,8 @@ class MeasurementStore(Protocol):
         run: str | None = None,
     ) -> Sequence[Measurement]: ...
 
-    def runs(self, problem: Problem, environment: Environment) -> Sequence[str]:
-        """Run names, newest last."""
+    def runs(
+        self, problem: Problem, environment: Environment, checkpoint: Checkpoint, routing: str
+    ) -> Sequence[str]:
+        """Names of the runs that measured exactly this, newest last."""
         ...

@@ -82,11 +82,12 @@ def upgrade(db: DatabaseOption = None) -> None:
     require_packages()
     from sqlalchemy import text
 
-    from autotune.db.schema import VERSION_TABLE, foreign_tables
+    from autotune.db.schema import VERSION_TABLE, foreign_tables, require_tables
 
     with open_for_command(db, adopt=True) as database:
         with database.read() as session:
             version = session.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one()
+            require_tables(session.connection())
             foreign = foreign_tables(session.connection())
         if foreign:
             names = f"{', '.join(foreign[:5])}{' ...' if len(foreign) > 5 else ''}"

@@ -13,6 +13,7 @@ from autotune.lab.hosting import VLLM_SERVE
 from autotune.lab.model import MODEL_NAMES
 from autotune.lab.plan import Arm, Plan, Point
 from autotune.vocabulary.errors import UnknownNameError, UsageError
+from autotune.vocabulary.files import read_bytes
 from autotune.vocabulary.problem import Scheme
 
 
@@ -39,7 +40,7 @@ def read_plan(file: Path) -> Plan:
         UsageError: if it cannot be read or is none.
     """
     try:
-        return Plan.model_validate_json(file.read_bytes())
+        return Plan.model_validate_json(read_bytes(file))
     except (OSError, ValidationError) as error:
         raise UsageError(
             f"{file} is no plan: {error}", "`autotune lab run --out X --show` prints one."

@@ -33,10 +33,12 @@ def draw(report: Report, path: Path) -> None:
 
     Raises:
         MissingDependencyError: without matplotlib.
-        UsageError: if the path's ending is none that matplotlib writes, or it cannot be written.
+        UsageError: if the path's ending is none that matplotlib writes.
+        AutotuneError: if the path cannot be written.
     """
+    from autotune.cli.pictures import save
     from autotune.lab.report import METRICS
-    from autotune.vocabulary.errors import MissingDependencyError, UsageError
+    from autotune.vocabulary.errors import MissingDependencyError
 
     try:
         import matplotlib
@@ -47,7 +49,7 @@ def draw(report: Report, path: Path) -> None:
         raise MissingDependencyError(
             "Plots need matplotlib.", "Install it with `pip install 'moe-autotune[plot]'`."
         ) from error
-    # Equal results give equal files: no date, and ids that do not change.
+    # Equal results give equal files: ids that do not change.
     matplotlib.rcParams["svg.hashsalt"] = report.plan.digest
     labels = {metric.name: metric.label for metric in METRICS}
     figure, grid = pyplot.subplots(2, 3, figsize=(11, 6), layout="constrained", sharex=True)
@@ -74,10 +76,6 @@ def draw(report: Report, path: Path) -> None:
         fontsize="small",
     )
     try:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} cannot be written: {error}.", "Give a writable .svg, .png or .pdf."
-        ) from error
+        save(figure, path)
     finally:
         pyplot.close(figure)

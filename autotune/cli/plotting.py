@@ -86,9 +86,11 @@ def draw(table: RoutingTable, path: Path) -> None:
 
     Raises:
         MissingDependencyError: without matplotlib.
-        UsageError: if the path's ending is none that matplotlib writes, or it cannot be written.
+        UsageError: if the path's ending is none that matplotlib writes.
+        AutotuneError: if the path cannot be written.
     """
-    from autotune.vocabulary.errors import MissingDependencyError, UsageError
+    from autotune.cli.pictures import save
+    from autotune.vocabulary.errors import MissingDependencyError
 
     try:
         import matplotlib
@@ -99,7 +101,7 @@ def draw(table: RoutingTable, path: Path) -> None:
         raise MissingDependencyError(
             "Plots need matplotlib.", "Install it with `pip install 'moe-autotune[plot]'`."
         ) from error
-    # Equal tables give equal files: no date, and ids that do not change.
+    # Equal tables give equal files: ids that do not change.
     matplotlib.rcParams["svg.hashsalt"] = table.digest
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     _lines(axes, table)
@@ -113,11 +115,7 @@ def draw(table: RoutingTable, path: Path) -> None:
     axes.legend(fontsize="small")
     axes.set_title(f"{table.problem}\n{table.environment}", fontsize="small", loc="left")
     try:
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} cannot be written: {error}.", "Give a writable .svg, .png or .pdf."
-        ) from error
+        save(figure, path)
     finally:
         pyplot.close(figure)
 

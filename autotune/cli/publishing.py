@@ -282,13 +282,17 @@ def _report(done: Publication | Withdrawal, as_json: bool) -> None:
             "channel": done.channel,
             "changed": done.changed,
             "previous": done.previous,
+            "mended": done.mended,
         }
         typer.echo(json.dumps(data, indent=2))
         return
     what = "none" if revision.table_digest is None else f"table {revision.table_digest[:12]}"
     about = f"{revision.problem} on {revision.environment.gpu}"
     if not done.changed:
-        typer.echo(f"{done.channel} of {about} points at revision {revision.number} ({what}) already.")
+        mended = " What was stored of it was damaged; it is whole again." if done.mended else ""
+        typer.echo(
+            f"{done.channel} of {about} points at revision {revision.number} ({what}) already.{mended}"
+        )
         return
     before = f" It was at revision {done.previous}." if done.previous is not None else ""
     typer.echo(f"{done.channel} of {about} points at revision {revision.number} ({what}).{before}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from autotune.cli.database import open_for_command
 from autotune.vocabulary.errors import TableError, UsageError
+from autotune.vocabulary.files import read_bytes
 
 if TYPE_CHECKING:
     from autotune.db.revisions import Key
@@ -72,7 +73,7 @@ def read_table(path: Path) -> RoutingTable:
     from autotune.vocabulary.table import RoutingTable
 
     try:
-        data = read_json(path.read_bytes())
+        data = read_json(read_bytes(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "Name a table file.") from error
     except ValueError as error:

@@ -10,10 +10,12 @@ import typer
 from autotune.cli.publishing_lookup import undo_command
 from autotune.cli.routing_sources import CHANNEL_HINT
 from autotune.client.addresses import channel_fault
-from autotune.client.lint import vllm_config_doubts, vllm_config_faults
+from autotune.client.lint import read_vllm_config, vllm_config_doubts, vllm_config_faults
 from autotune.client.snapshot import joined
 from autotune.client.sources import read_file
 from autotune.vocabulary.errors import TableError, UsageError
+from autotune.vocabulary.files import read_text
+from autotune.vocabulary.files import reason as unread
 from autotune.vocabulary.problem import PartialProblem
 from autotune.vocabulary.settings import Settings
 
@@ -72,10 +74,10 @@ def show_vllm_config(file: Path) -> None:
     """
     partial = PartialProblem.parse_file_name(file.name)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_vllm_config(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise TableError(
-            f"{file} cannot be read: {error}.", "vLLM would fail on it; remove or mend it."
+            f"{file} cannot be read: {unread(error)}.", "vLLM would fail on it; remove or mend it."
         ) from error
     faults = vllm_config_faults(data)
     if faults:

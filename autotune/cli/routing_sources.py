@@ -120,8 +120,11 @@ def read_source(want: Wanted, given: Sources) -> Snapshot:
         return _with_channels(from_url(settings, want.gpu), settings)
     if db is not None:
         return _from_database(db, want, settings.channel)
-    if not DEFAULT_FILE.is_file():
-        return starter()
+    try:
+        if not DEFAULT_FILE.is_file():
+            return starter()
+    except OSError as error:  # a working folder that may not be entered
+        return starter().with_reason(f"{DEFAULT_FILE} cannot be looked for in this folder: {error.strerror}")
     own = _from_database(DEFAULT_DB, want, settings.channel)
     if _answers(own, want):
         return own
@@ -148,6 +151,10 @@ def _from_path(table: Path) -> Snapshot:
 
     try:
         exists = table.exists()
+    except PermissionError as error:
+        raise UsageError(
+            f"{table} cannot be read: {error.strerror}.", "Name one that you may read."
+        ) from error
     except OSError:
         exists = False  # such as a name that is too long for any file
     if not exists:

@@ -87,7 +87,7 @@ def sweep(
         Path | None, typer.Option(help="A recording to replay instead of the one shipped.", exists=True)
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the newest run of this problem.")
+        bool, typer.Option("--resume", help="Continue the newest run of this problem and routing.")
     ] = False,
     publish: Annotated[
         bool, typer.Option("--publish", help="Publish the table to the channel `stable`.")
@@ -138,10 +138,10 @@ def sweep(
         store = DatabaseStore(database)
         run = None
         if resume:
-            runs = list(store.runs(problem, runner.machine.environment))
+            runs = list(store.runs(problem, runner.machine.environment, kind, routing))
             run = runs[-1] if runs else None
             if run is None:
-                console.print("nothing to resume for this problem here: starting a new run")
+                console.print("no run of this problem and routing to resume here: starting a new one")
         plan = SweepPlan(
             problem=problem,
             checkpoint=kind,
@@ -361,7 +361,9 @@ def _publish(
 
     from autotune.cli.publishing_lookup import undo_command
     from autotune.publish import publish as publish_table
+    from autotune.vocabulary.text import printable
 
+    # Neither is the user's to say here, so whatever an account or a recording calls itself must do.
     reason = f"replay of {runner.machine.recorded}" if runner.machine.recording else "sweep"
     if plan.backends is not None:
         reason += f", of {', '.join(sorted(plan.backends))} only"
@@ -376,8 +378,8 @@ def _publish(
             problem=table.problem,
             environment=table.environment,
             checkpoint=table.checkpoint,
-            author=author,
-            reason=reason,
+            author=printable(author).strip() or "unknown",
+            reason=printable(reason),
         )
     number, channel = made.revision.number, made.channel
     if made.changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,8 +14,12 @@ from typing import Any
 
 from autotune.client.addresses import shown
 from autotune.vocabulary.canonical import content_digest
+from autotune.vocabulary.files import MAX_BYTES, read_text, reason
 
 FORMAT = 1
+_TAG = re.compile(r'(W/)?"[\x21\x23-\x7e]{1,500}"')
+_MOST_BYTES = 4 * MAX_BYTES
+"""Of an answer's file, in which JSON escapes may stand for what the service sent as UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,8 @@ class Kept:
 
     Args:
         body: what the service sent, digest checked.
-        etag: to ask with `If-None-Match`; None if the service sent none.
+        etag: to ask with `If-None-Match`; None if the service sent none that can be sent back and names
+            this body.
         saved_at: when it was fetched, ISO 8601.
     """
 
@@ -46,11 +52,12 @@ class LastKnownGood:
     def read(self) -> tuple[Kept | None, str]:
         """The stored answer, or None and why it is ignored (empty if there is none)."""
         try:
-            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            # Without a home the folder lies where every account may write.
+            stored = json.loads(read_text(self.path, _MOST_BYTES, own=True))
         except FileNotFoundError:
             return None, ""
         except (OSError, ValueError, RecursionError) as error:
-            return None, f"the stored tables {self.path} are ignored: {error}"
+            return None, f"the stored tables {self.path} are ignored: {reason(error)}"
         if not isinstance(stored, dict) or [stored.get("format"), stored.get("asked")] != [
             FORMAT,
             self._asked,
@@ -66,15 +73,14 @@ class LastKnownGood:
                 None,
                 f"the stored tables {self.path} are ignored: the digest does not match their content",
             )
-        etag = stored.get("etag")
-        return Kept(body, etag if isinstance(etag, str) else None, str(stored.get("saved_at"))), ""
+        return Kept(body, _usable(stored.get("etag"), body), str(stored.get("saved_at"))), ""
 
     def write(self, body: dict[str, Any], etag: str | None) -> str:
         """Store an answer; returns why that failed, or an empty string."""
         stored = {
             "format": FORMAT,
             "asked": self._asked,
-            "etag": etag,
+            "etag": _usable(etag, body),
             "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "body": body,
             "digest": content_digest(body),
@@ -82,7 +88,19 @@ class LastKnownGood:
         return write_atomically(self.path, json.dumps(stored)) or ""
 
 
-def write_atomically(path: Path, text: str, *, private: bool = True) -> str | None:
+def _usable(etag: object, body: dict[str, Any]) -> str | None:
+    """An entity tag that a request can carry and that belongs to this body; else None, and all is asked for.
+
+    The service's tags hold the digest of what they name. Another one could have come with another answer, and
+    "not modified" would then keep this body for good.
+    """
+    if not isinstance(etag, str) or not _TAG.fullmatch(etag):
+        return None
+    digest = body.get("digest")
+    return etag if isinstance(digest, str) and digest and digest in etag else None
+
+
+def write_atomically(path: Path, content: str | bytes, *, private: bool = True) -> str | None:
     """Replace a file so that a reader sees the old or the new content, never a part, even after a crash.
 
     Args:
@@ -92,17 +110,21 @@ def write_atomically(path: Path, text: str, *, private: bool = True) -> str | No
         Why it failed (read-only, full disk), or None.
     """
     temporary: Path | None = None
+    data = content.encode() if isinstance(content, str) else content
     try:
-        if path.exists() and not path.is_file():
-            # A pipe or a device, such as /dev/stdout: it is written to, not replaced.
-            path.write_text(text, encoding="utf-8")
+        if not private and path.exists() and not path.is_file():
+            # A pipe or a device, such as /dev/stdout: it is written to, not replaced. Not where nobody names
+            # one, since writing to a pipe waits for a reader.
+            path.write_bytes(data)
             return None
+        if not private:
+            path = Path(os.path.realpath(path))  # a link stays a link
         path.parent.mkdir(parents=True, exist_ok=True)
         unused = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
         handle = os.open(unused, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         temporary = unused
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

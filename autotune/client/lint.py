@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
 from autotune.vocabulary.errors import TableError, UsageError
+from autotune.vocabulary.files import read_text, reason
 from autotune.vocabulary.problem import PartialProblem
 from autotune.vocabulary.table import Route, RoutingTable, Verdict
 from autotune.vocabulary.text import counted
 from autotune.vocabulary.wire import decode_tables
 
-VLLM_KEYS = frozenset(
-    ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K", "num_warps", "num_stages",
-     "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack")
-)  # fmt: skip
-"""Keys that reach the kernel's launch; vLLM fails inside it for any other."""
+_POWERS = frozenset(1 << n for n in range(11))
+VLLM_KEYS: dict[str, tuple[Container[int], str]] = {
+    "BLOCK_SIZE_M": (_POWERS - {1, 2, 4}, "a power of two from 8 to 1024"),
+    "BLOCK_SIZE_N": (_POWERS - {1, 2, 4, 8}, "a power of two from 16 to 1024"),
+    "BLOCK_SIZE_K": (_POWERS - {1, 2, 4, 8}, "a power of two from 16 to 1024"),
+    "GROUP_SIZE_M": (range(1, 1025), "from 1 to 1024"),
+    "SPLIT_K": (range(1, 129), "from 1 to 128"),
+    "num_warps": (_POWERS - {64, 128, 256, 512, 1024}, "a power of two from 1 to 32"),
+    "num_stages": (range(17), "from 0 to 16"),
+    "num_ctas": (_POWERS - {32, 64, 128, 256, 512, 1024}, "a power of two from 1 to 16"),
+    "maxnreg": (range(1, 65_537), "from 1 to 65536"),
+    "waves_per_eu": (range(17), "from 0 to 16"),
+    "matrix_instr_nonkdim": (range(129), "from 0 to 128"),
+    "kpack": (range(1, 9), "from 1 to 8"),
+}
+"""Keys that reach the kernel's launch, and what Triton can compile; vLLM fails inside it for any other."""
 
 
 def lint_file(path: Path) -> list[str]:
@@ -28,11 +43,12 @@ def lint_file(path: Path) -> list[str]:
     if not is_file(path):
         raise UsageError(f"There is no file {path}.", "Name a table or a vLLM config file.")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = read_text(path)
+        if path.name.startswith("E="):
+            return lint_vllm_config(path.name, read_vllm_config(text))
+        data = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        return [f"it is not readable JSON: {error}"]
-    if path.name.startswith("E="):
-        return lint_vllm_config(path.name, data)
+        return [f"it is not readable JSON: {reason(error)}"]
     try:
         if isinstance(data, dict) and "tables" in data:
             tables, broken = decode_tables(data)
@@ -105,32 +121,65 @@ def lint_vllm_config(name: str, data: object) -> list[str]:
     return [*vllm_config_faults(data), *vllm_config_doubts(data)]
 
 
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which keys it was given twice: only the last value of each is seen."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def read_vllm_config(text: str) -> Any:
+    """The JSON of a vLLM tuned-config file, with repeated keys noted for `vllm_config_faults`.
+
+    Raises:
+        ValueError, RecursionError: if it is no JSON.
+    """
+
+    def noted(pairs: list[tuple[str, Any]]) -> _Object:
+        made = _Object(pairs)
+        if len(made) < len(pairs):
+            times = Counter(name for name, _ in pairs)
+            made.repeated = tuple(sorted(name for name, count in times.items() if count > 1))
+        return made
+
+    return json.loads(text, object_pairs_hook=noted)
+
+
 def vllm_config_faults(data: object) -> list[str]:
     """What vLLM would fail on, or could not use at all."""
     if not isinstance(data, dict):
         return ["it is not a JSON object"]
-    found: list[str] = []
-    counts = 0
+    found = _repeated("the file", data)
+    spelt: dict[int, str] = {}
     for key, config in data.items():
         if key == "triton_version":
             continue
         if not re.fullmatch(r"[0-9]{1,9}", key, re.ASCII):
             found.append(f"key {key!r} is not an integer: vLLM raises on it")
             continue
-        counts += 1
+        if int(key) == 0:
+            found.append(f"key {key!r} is no token count: vLLM would take it for 1")
+        if (other := spelt.setdefault(int(key), key)) != key:
+            found.append(f"keys {other!r} and {key!r} are one token count: vLLM takes the last")
         if not isinstance(config, dict):
             found.append(f"{key}: not an object")
             continue
-        unknown = sorted(set(config) - VLLM_KEYS)
+        found += _repeated(key, config)
+        unknown = sorted(set(config) - set(VLLM_KEYS))
         if unknown:
             found.append(f"{key}: {', '.join(unknown)} would fail inside the kernel's launch")
         missing = [k for k in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K") if k not in config]
         if missing:
             found.append(f"{key}: {', '.join(missing)} is missing")
-        wrong = [k for k, v in config.items() if k in VLLM_KEYS and not _is_size(v)]
-        if wrong:
-            found.append(f"{key}: {', '.join(wrong)} is not an integer of 0 or more")
-    return found if counts else [*found, "it holds no token counts"]
+        for name, value in config.items():
+            fitting, said = VLLM_KEYS.get(name, (None, ""))
+            if fitting is not None and not (type(value) is int and value in fitting):
+                found.append(f"{key}: {name} is not an integer that Triton takes: {said}")
+    return found if spelt else [*found, "it holds no token counts"]
+
+
+def _repeated(where: str, data: dict[str, Any]) -> list[str]:
+    names = getattr(data, "repeated", ())
+    return [f"{where}: {', '.join(map(repr, names))} is given twice: vLLM takes the last"] if names else []
 
 
 def vllm_config_doubts(data: object) -> list[str]:
@@ -143,9 +192,6 @@ def vllm_config_doubts(data: object) -> list[str]:
         found.append(f"the smallest key is {min(counts)}, and vLLM uses it for 1 token too")
     if "triton_version" not in data:
         found.append("it names no triton_version: nobody can tell whether it still fits")
+    elif not isinstance(data["triton_version"], str):
+        found.append("its triton_version is no text: nobody can tell whether it still fits")
     return found
-
-
-def _is_size(value: object) -> bool:
-    # 0 is what AMD's files hold for waves_per_eu.
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from autotune.client.addresses import shown
 from autotune.client.cache import write_atomically
 from autotune.vocabulary.errors import TableError
+from autotune.vocabulary.files import MAX_BYTES, read_text
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import Miss, PublishedTable
 from autotune.vocabulary.wire import decode_tables, encode_tables
@@ -24,7 +25,7 @@ DATA_VARIABLE = "AUTOTUNE_SNAPSHOT_DATA"
 DIGEST_VARIABLE = "AUTOTUNE_SNAPSHOT_DIGEST"
 DATA_LIMIT = 96 * 1024
 """Longest value, bytes: Linux starts no process with one of 128 KiB or more (MAX_ARG_STRLEN)."""
-_BODY_LIMIT = 32 * 1024 * 1024
+_BODY_LIMIT = MAX_BYTES
 """Bytes that a value may unpack to, as for an answer of the service."""
 
 
@@ -113,7 +114,7 @@ def take_over(settings: Settings, env: Mapping[str, str] | None = None) -> tuple
     path, data, digest = (env.get(name, "") for name in (PATH_VARIABLE, DATA_VARIABLE, DIGEST_VARIABLE))
     forms: list[tuple[str, Callable[[], str]]] = []
     if path:
-        forms.append((path, lambda: Path(path).read_text(encoding="utf-8")))
+        forms.append((path, lambda: read_text(Path(path), 4 * _BODY_LIMIT)))
     if data:
         forms.append((f"in {DATA_VARIABLE}", lambda: _unpacked(data)))
     reasons = []

@@ -12,6 +12,8 @@ from autotune.client.cache import Kept, LastKnownGood
 from autotune.client.fetch import UnreachableError, get
 from autotune.client.snapshot import DIGEST_VARIABLE, Snapshot, take_over
 from autotune.vocabulary.errors import TableError
+from autotune.vocabulary.files import read_text
+from autotune.vocabulary.files import reason as why_unread
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import Miss, PublishedTable, RoutingTable
 from autotune.vocabulary.wire import decode_tables, of_file
@@ -54,9 +56,11 @@ def resolve(settings: Settings, gpu: str | None, env: dict[str, str] | None = No
 def from_path(path: Path) -> Snapshot:
     """Read a table file, or all `*.json` of a folder. Each table is used whole or not at all."""
     try:
-        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        # Not by glob, to which a folder that may not be read is an empty one.
+        files = sorted(f for f in path.iterdir() if f.name.endswith(".json")) if path.is_dir() else [path]
     except OSError as error:
-        return Snapshot(source=str(path), reasons=(str(error),), miss=Miss.BROKEN_TABLE)
+        reason = f"{path} cannot be read: {why_unread(error)}"
+        return Snapshot(source=str(path), reasons=(reason,), miss=Miss.BROKEN_TABLE)
     snapshot = _read_all(files, str(path))
     if not files:
         return Snapshot(source=str(path), reasons=(f"{path} holds no *.json",), miss=Miss.BROKEN_TABLE)
@@ -89,6 +93,8 @@ def from_url(settings: Settings, gpu: str | None) -> Snapshot:
     headers = {"If-None-Match": kept.etag} if kept and kept.etag else {}
     try:
         answer = get(f"{url}/routing/tables", params, headers, settings.timeout_s)
+        if answer.status == 304 and not headers:
+            raise UnreachableError("it answered HTTP 304 to a request that named no version")
         if answer.status == 304 and kept:
             tables, broken = decode_tables(kept.body)
             return Snapshot(tables, name, (*reasons, *broken), _nothing_usable(tables, broken))
@@ -143,10 +149,10 @@ def read_file(file: Path | Traversable) -> tuple[tuple[PublishedTable, ...], tup
         TableError: if it cannot be read or is neither.
     """
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         hint = "Export it again with `autotune table export`."
-        raise TableError(f"{file} cannot be read: {error}.", hint) from error
+        raise TableError(f"{file} cannot be read: {why_unread(error)}.", hint) from error
     if isinstance(data, dict) and "tables" in data:
         return decode_tables(data)
     return (of_file(RoutingTable.from_json_data(data)),), ()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from autotune.lab.machine import Place
 from autotune.lab.plan import Arm, Plan, Point
 from autotune.vocabulary.errors import ConflictError, NotFoundError, TableError
+from autotune.vocabulary.files import read_bytes
 
 
 class _Frozen(BaseModel):
@@ -107,7 +108,7 @@ class Folder:
         """
         file = self.path / "plan.json"
         try:
-            return Plan.model_validate_json(file.read_bytes())
+            return Plan.model_validate_json(read_bytes(file))
         except FileNotFoundError as error:
             raise NotFoundError(
                 f"{self.path} holds no experiment.", "Start one: `autotune lab run --out FOLDER`."
@@ -144,7 +145,7 @@ class Folder:
     def result(self, plan: Plan, round_: int, point: Point, arm: Arm) -> Result | None:
         """A measurement of this plan; None if there is none, or none that can be read."""
         try:
-            found = Result.model_validate_json(self._file(round_, point, arm).read_bytes())
+            found = Result.model_validate_json(read_bytes(self._file(round_, point, arm)))
         except (FileNotFoundError, ValidationError):
             return None
         return found if found.plan == plan.digest else None
@@ -179,7 +180,7 @@ class Folder:
     def starts(self) -> list[Start]:
         """Every start that got ready, by arm and number."""
         files = sorted((self.path / "starts").glob("*.json"))
-        return [Start.model_validate_json(file.read_bytes()) for file in files]
+        return [Start.model_validate_json(read_bytes(file)) for file in files]
 
 
 def write_json(file: Path, data: object) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from autotune.lab.plan import Restriction
 from autotune.vocabulary.candidate import VLLM_BACKENDS, Candidate, Tile, TritonCandidate
 from autotune.vocabulary.errors import TableError, UsageError
+from autotune.vocabulary.files import read_bytes
 from autotune.vocabulary.table import Alternative, Route, RoutingTable, Verdict
 
 Allowed = Callable[[Candidate, Candidate], bool]
@@ -113,8 +114,8 @@ def read_table(path: Path) -> RoutingTable:
         TableError: if it cannot be read or is broken.
     """
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        data = json.loads(read_bytes(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise TableError(f"{path} is no table: {error}.", "Export one: `autotune table export`.") from error
     return RoutingTable.from_json_data(data)
 

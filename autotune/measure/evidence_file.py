@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterable
@@ -15,8 +16,12 @@ from pydantic import BaseModel, ConfigDict
 
 from autotune.vocabulary.canonical import canonical_json
 from autotune.vocabulary.errors import TableError
+from autotune.vocabulary.files import read_bytes, reason
 from autotune.vocabulary.measurement import Measurement
 from autotune.vocabulary.problem import Problem
+
+_MOST_PACKED, _MOST_UNPACKED = 64 << 20, 256 << 20
+"""Bytes of a recording; one of a sweep takes 50 kB, which unpack to some MB."""
 
 
 class RecordingHeader(BaseModel):
@@ -47,14 +52,20 @@ def read_evidence(source: Path | Traversable) -> tuple[RecordingHeader, list[Mea
         TableError: if the file is not whole or not of this kind.
     """
     try:
-        lines = gzip.decompress(source.read_bytes()).decode().splitlines()
+        with gzip.open(io.BytesIO(read_bytes(source, _MOST_PACKED))) as packed:
+            text = packed.read(_MOST_UNPACKED + 1)
+        if len(text) > _MOST_UNPACKED:
+            raise ValueError(f"it unpacks to more than {_MOST_UNPACKED >> 20} MiB")
+        lines = text.decode().splitlines()
+        if not lines:
+            raise ValueError("it is empty")
         header = RecordingHeader.model_validate_json(lines[0])
         if header.kind != "moe-autotune evidence" or header.version != 1:
             raise ValueError(f"kind {header.kind!r} version {header.version}")
         return header, [Measurement.model_validate(_data(line)) for line in lines[1:]]
-    except (OSError, EOFError, zlib.error, ValueError, IndexError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise TableError(
-            f"{source} is no readable evidence file: {(str(error) or type(error).__name__).splitlines()[0]}.",
+            f"{source} is no readable evidence file: {reason(error).splitlines()[0].rstrip('.')}.",
             "Reinstall moe-autotune, or give another recording.",
         ) from error
 

@@ -181,8 +181,9 @@ def _between(table: RoutingTable, tokens: int) -> str:
     )
 
 
-def _newest(published: PublishedTable) -> tuple[bool, int, str]:
-    last = published.table.recording.last.isoformat() if published.table else ""
+def _newest(published: PublishedTable) -> tuple[bool, int, float]:
+    # Moments, not their texts: a table may name its own in any time zone.
+    last = published.table.recording.last.timestamp() if published.table else 0.0
     return (published.checkpoint == "fp8", published.revision or 0, last)
 
 

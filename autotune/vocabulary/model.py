@@ -54,7 +54,7 @@ class Model:
         """
         for option, size in (("--tp", tp), ("--ep", ep)):
             if size < 1:
-                raise UsageError(f"{option} must be at least 1, not {size}.")
+                raise UsageError(f"{option} must be at least 1, not {size}.", "Leave it out for one GPU.")
         if ep == 1:
             return self._problem(self._width(tp), self.experts, 1)
         if ep % tp:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.files import read_bytes, reason
 from autotune.vocabulary.model import Model
 from autotune.vocabulary.problem import Activation
 from autotune.vocabulary.quantization import Refusal, read_quantization
@@ -116,20 +116,14 @@ def _size(config: Mapping[str, Any], names: tuple[str, ...], limit: int = 1 << 2
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            # A device or a pipe may never end.
-            raise UsageError(f"{file} is no regular file.", "Give the path of a config.json.")
-        with file.open("rb") as opened:
-            content = opened.read(MAX_CONFIG_BYTES + 1)
-        if len(content) > MAX_CONFIG_BYTES:
-            raise UsageError(f"{file} is too large for a model config.", "Give the path of a config.json.")
-        data = json.loads(content)
+        data = json.loads(read_bytes(file, MAX_CONFIG_BYTES))
     except FileNotFoundError as error:
         raise UsageError(
             f"There is no {file.name} in {file.parent}.", "Give the path of a config.json."
         ) from error
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        hint = "Give the path of a config.json that you may read."
+        raise UsageError(f"{file} cannot be read: {reason(error)}.", hint) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{file} is no valid JSON: {error}.", "Download the model's config.json again."

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import bisect
-from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.canonical import content_digest, significant
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import TableError
-from autotune.vocabulary.measurement import Checkpoint
+from autotune.vocabulary.measurement import ROUTING_PATTERN, Checkpoint, Microseconds
 from autotune.vocabulary.problem import Problem
-from autotune.vocabulary.text import Text
+from autotune.vocabulary.text import Text, printable
 from autotune.vocabulary.traffic import TrafficProfile
 
 TABLE_SCHEMA = 1
@@ -62,50 +61,59 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+MAX_TOKENS = 1 << 20
+"""A route's largest token count: vLLM schedules far fewer in a step, and readers keep a value for each."""
+TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Ratio = Annotated[float, Field(ge=1e-12, le=1e12)]
+"""Of two times, within the limits of both."""
+
+
 class Timing(_Frozen):
     """Steady state, microseconds per layer call, over all replays of the final measurements."""
 
-    p50_us: float = Field(gt=0)
-    p95_us: float = Field(gt=0)
+    p50_us: Microseconds
+    p95_us: Microseconds
 
 
 class Speedup(_Frozen):
     """Baseline time over candidate time: median, and the one-sided 95% lower bound."""
 
-    median: float = Field(gt=0)
-    low: float = Field(gt=0)
+    median: Ratio
+    low: Ratio
 
 
 class Alternative(_Frozen):
     """A backend's best candidate at this token count, whether or not it wins; or one that no server runs."""
 
     candidate: Candidate
-    first: int = Field(gt=0, description="it holds for the token counts first..last of its route")
+    first: TokenCount = Field(description="it holds for the token counts first..last of its route")
     timing: Timing
     speedup: Speedup
     final: bool = Field(description="re-timed in several processes; otherwise screened once")
-    evidence: tuple[str, ...] = Field(min_length=1, description="measurement digests")
+    evidence: tuple[Text, ...] = Field(min_length=1, description="measurement digests")
 
 
 class Route(_Frozen):
     """The decision for the token counts `first..last`, measured at `tokens` (== `last`)."""
 
-    first: int = Field(gt=0)
-    last: int = Field(gt=0)
-    tokens: int = Field(gt=0)
+    first: TokenCount
+    last: TokenCount
+    tokens: TokenCount
     verdict: Verdict
     winner: Candidate
     baseline: Candidate
     speedup: Speedup | None = Field(description="of the winner; null if the baseline is kept")
     winner_timing: Timing
     baseline_timing: Timing
-    evidence: tuple[str, ...] = Field(min_length=1, description="measurement digests behind the winner")
-    alternatives: tuple[Alternative, ...] = ()
+    evidence: tuple[Text, ...] = Field(min_length=1, description="measurement digests behind the winner")
+    alternatives: tuple[Alternative, ...] = Field(default=(), max_length=64)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.first <= self.last == self.tokens:
             raise ValueError(f"range {self.first}..{self.last} does not end at {self.tokens}")
+        if any(a.first > self.last for a in self.alternatives):
+            raise ValueError(f"an alternative begins after the range's end {self.last}")
         if self.verdict is Verdict.WIN and (self.speedup is None or self.winner == self.baseline):
             raise ValueError("a win needs a speed-up over a baseline that is another candidate")
         if self.verdict is Verdict.NO_BENEFIT and (self.speedup is not None or self.winner != self.baseline):
@@ -116,11 +124,18 @@ class Route(_Frozen):
 class Recording(_Frozen):
     """When and where the evidence was made."""
 
-    first: datetime
-    last: datetime
+    first: AwareDatetime
+    last: AwareDatetime
     driver: Text
     runs: tuple[Text, ...]
-    measurements: int = Field(ge=0)
+    measurements: int = Field(ge=0, le=1 << 40)
+
+    @model_validator(mode="after")
+    def _of_this_century(self) -> Self:
+        for moment in (self.first, self.last):
+            if not 2000 < moment.year < 2100:
+                raise ValueError(f"the recording lies in the year {moment.year}")
+        return self
 
 
 class RoutingTable(_Frozen):
@@ -131,9 +146,9 @@ class RoutingTable(_Frozen):
     environment: Environment
     checkpoint: Checkpoint
     margin: float = Field(gt=0, lt=1)
-    routing: str = "uniform"
+    routing: str = Field(default="uniform", pattern=ROUTING_PATTERN)
     recording: Recording
-    routes: tuple[Route, ...] = Field(min_length=1)
+    routes: tuple[Route, ...] = Field(min_length=1, max_length=4096)
 
     @model_validator(mode="after")
     def _sorted_without_overlap(self) -> Self:
@@ -173,7 +188,8 @@ class RoutingTable(_Frozen):
         version = fields.get("schema_version")
         if version != TABLE_SCHEMA:
             raise TableError(
-                f"This routing table has schema {version!r}; this release reads {TABLE_SCHEMA}.",
+                f"This routing table has schema {printable(repr(version), 40)}; "
+                f"this release reads {TABLE_SCHEMA}.",
                 "Upgrade moe-autotune, or export the table again with this release.",
             )
         try:
@@ -182,13 +198,20 @@ class RoutingTable(_Frozen):
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the table"
             raise TableError(
-                f"The routing table is malformed at {where}: {first['msg']}.",
+                printable(f"The routing table is malformed at {where}: {first['msg']}."),
                 "Export it again with `autotune table export`.",
             ) from error
-        if stated != table.digest:
+        try:
+            digest = table.digest
+        except (ValueError, OverflowError) as error:
             raise TableError(
-                f"The routing table's digest {str(stated)[:12]} does not match "
-                f"its content ({table.digest[:12]}).",
+                printable(f"The routing table holds what no file can: {error}."),
+                "Export it again with `autotune table export`.",
+            ) from error
+        if stated != digest:
+            raise TableError(
+                f"The routing table's digest {printable(str(stated), 12)} does not match "
+                f"its content ({digest[:12]}).",
                 "The file was changed or cut; fetch or export it again.",
             )
         return table
@@ -269,7 +292,9 @@ class PublishedTable(_Frozen):
     problem: Problem
     environment: Environment
     checkpoint: Checkpoint
-    revision: int | None = Field(default=None, description="null for a file that was never published")
+    revision: int | None = Field(
+        default=None, ge=1, lt=1 << 63, description="null for a file that was never published"
+    )
     channel: str | None = None
     table: RoutingTable | None
     broken: str = Field(default="", description="why the table is null although one was published")

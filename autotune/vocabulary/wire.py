@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.table import PublishedTable, RoutingTable
+from autotune.vocabulary.text import printable
 
 
 def encode_published(published: PublishedTable) -> dict[str, Any]:
@@ -43,7 +44,8 @@ def decode_tables(body: object) -> tuple[tuple[PublishedTable, ...], tuple[str, 
         raise TableError(f"The list of tables cannot be read: {error}.") from error
     if body.get("digest") != digest:
         raise TableError(
-            f"The list's digest {str(body.get('digest'))[:12]} does not match its content ({digest[:12]}).",
+            f"The list's digest {printable(str(body.get('digest')), 12)} does not match its content "
+            f"({digest[:12]}).",
             "It was changed or cut on the way; fetch it again.",
         )
     tables: list[PublishedTable] = []
@@ -65,7 +67,8 @@ def _decode_published(item: object) -> PublishedTable:
         published = PublishedTable.model_validate({**item, "table": table})
     except ValidationError as error:
         first = error.errors()[0]
-        raise TableError(f"malformed at {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        where = ".".join(map(str, first["loc"]))
+        raise TableError(printable(f"malformed at {where}: {first['msg']}")) from error
     if table and (table.problem, table.environment, table.checkpoint) != (
         published.problem, published.environment, published.checkpoint,
     ):  # fmt: skip

@@ -100,8 +100,9 @@ class ListStore:
             and (run is None or m.run == run)
         ]
 
-    def runs(self, problem, environment):
-        return list(dict.fromkeys(m.run for m in self.rows.values()))
+    def runs(self, problem, environment, checkpoint, routing):
+        fitting = self.measurements(problem, environment=environment, checkpoint=checkpoint, routing=routing)
+        return list(dict.fromkeys(m.run for m in fitting))
 
 
 class Quiet:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from typer.testing import CliRunner
 
 from autotune.cli import app as program
 from autotune.cli.plotting import draw, times_by_backend
-from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.errors import AutotuneError, UsageError
 from autotune.vocabulary.table import RoutingTable
 
 pytest.importorskip("matplotlib")
@@ -54,7 +57,38 @@ def test_the_command_draws_a_table_file(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["x.nothing", "missing/x.svg"])
-def test_a_picture_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["x.nothing", "x", ".svg"])
+def test_a_name_that_is_no_pictures_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.svg"):
         draw(table_of(TABLES[0]), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_failed_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AutotuneError, match="cannot be written") as caught:
+        draw(table_of(TABLES[0]), tmp_path / "file" / "x.svg")
+    assert caught.value.exit_code == 1
+
+
+def test_a_full_disk_leaves_the_picture_that_is_there(tmp_path: Path) -> None:
+    out = tmp_path / "x.svg"
+    draw(table_of(TABLES[0]), out)
+    before = out.read_bytes()
+    # A limit on the file size fails the write as a full disk does.
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000));"
+        "from autotune.cli import main; main()"
+    )
+    file = ROOT / "autotune" / "data" / "tables" / "nvidia_h200-qwen-moe-fp8.json"
+    options = ["--gpu", "h200", "--model", "qwen-moe-fp8", "--table", str(file)]
+    failed = subprocess.run(
+        [sys.executable, "-c", script, "table", "plot", *options, "--out", str(out)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert failed.returncode == 1, failed.stderr
+    assert "cannot be written" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert out.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["x.svg"]

@@ -161,3 +161,20 @@ def test_a_database_renamed_under_a_running_service(service: Service, tmp_path: 
     assert httpx.get(f"{service.url}/readyz").status_code == 503
     answer = httpx.post(f"{service.url}/revisions", json=body, headers=HEADERS)
     assert (answer.status_code, "no longer at its path" in answer.json()["detail"]) == (503, True)
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(service: Service) -> None:
+    host, port = service.url.removeprefix("http://").split(":")
+    for path in ("/telemetry", "/measurements", "/revisions", "/revisions/1/activate"):
+        with socket.create_connection((host, int(port))) as leaving:
+            leaving.sendall(
+                f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+                f"Authorization: Bearer {TOKEN}\r\n\r\n{{".encode()
+            )
+            # Answered only after the service has begun on the request above.
+            assert httpx.get(f"{service.url}/healthz").status_code == 200
+    metrics = httpx.get(f"{service.url}/metrics").text
+    assert httpx.get(f"{service.url}/readyz").status_code == 200
+    service.stop(signal.SIGTERM)
+    assert "Traceback" not in service.log.read_text()
+    assert 'status="500"' not in metrics

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from autotune.choose.sweep import Sweep, SweepPlan
-from autotune.measure.evidence_file import RecordingHeader, write_evidence
+from autotune.measure.evidence_file import RecordingHeader, read_evidence, write_evidence
 from autotune.vocabulary.candidate import Candidate, TritonCandidate
 from autotune.vocabulary.table import RoutingTable, Verdict
 from tests.choose.simulated import BASELINE, ListStore, Quiet, SimulatedRunner
@@ -260,6 +261,28 @@ def test_what_was_not_recorded_is_refused_before_anything_runs(
     assert not (tmp_path / "sweep.db").exists()
 
 
+def test_resuming_takes_the_run_of_the_same_routing(tmp_path: Path) -> None:
+    store = ListStore()
+    for hour, routing in enumerate(("zipf:1.2", "uniform")):
+        runner = SimulatedRunner(planted, clock=lambda hour=hour: datetime(2026, 11, 1, hour, tzinfo=UTC))
+        plan = SweepPlan(
+            problem=PROBLEM, checkpoint="fp8", tokens=(8,), trials=12, budget_s=None, routing=routing,
+            run=f"run-{routing[:4]}",
+        )  # fmt: skip
+        Sweep(plan, runner, store, Quiet()).execute()
+    evidence = tmp_path / "both.jsonl.gz"
+    write_evidence(evidence, RecordingHeader(command="a test", machine="a simulation"), store.rows.values())
+    arguments = (*MODEL, "--tokens", "8", "--evidence", str(evidence))
+    skewed = (*arguments, "--routing", "zipf:1.2")
+    assert run(tmp_path, *skewed).returncode == 0
+    assert "no run of this problem and routing to resume" in run(tmp_path, *arguments, "--resume").stderr
+    for command, name in ((skewed, "run-zipf"), (arguments, "run-unif")):
+        done = run(tmp_path, *command, "--resume")
+        assert done.returncode == 0, done.stderr
+        kept = len([m for m in store.rows.values() if m.run == name])
+        assert f"resuming run {name}: {kept} measurements on record" in " ".join(done.stderr.split())
+
+
 def test_it_says_what_uses_a_table(tmp_path: Path, evidence: Path) -> None:
     first = " ".join(run(tmp_path, *MODEL, "--evidence", str(evidence)).stderr.split())
     assert (
@@ -325,6 +348,21 @@ def test_a_sweep_started_by_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     output, told = process.communicate(timeout=120)
     assert process.returncode == 0, told
     assert len(RoutingTable.from_json_data(json.loads(output)).routes) == 40
+
+
+def test_publishing_takes_any_account_and_any_recording(tmp_path: Path, evidence: Path) -> None:
+    header, measurements = read_evidence(evidence)
+    odd = tmp_path / "odd.jsonl.gz"
+    write_evidence(odd, header.model_copy(update={"command": "one\ntwo \x1b[31m"}), measurements)
+    done = subprocess.run(
+        [*COMMAND, *MODEL, "--tokens", "8", "--evidence", str(odd), "--publish"],
+        cwd=tmp_path, env={**environment(tmp_path), "LOGNAME": "J\udcfcrg"}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(run(tmp_path, "revisions", "--json").stdout)["revisions"]
+    assert [r["author"] for r in listed] == ["J rg"]
+    assert listed[0]["reason"].startswith("replay of ")
 
 
 def test_an_interrupt_while_modules_are_imported_is_no_traceback(tmp_path: Path) -> None:

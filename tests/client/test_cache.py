@@ -11,7 +11,7 @@ import pytest
 
 from autotune.client.cache import LastKnownGood, write_atomically
 
-BODY = {"tables": [], "digest": "x"}
+BODY = {"tables": [], "digest": "tag-x"}
 
 
 def store(folder: Path, **changes: str) -> LastKnownGood:
@@ -21,11 +21,11 @@ def store(folder: Path, **changes: str) -> LastKnownGood:
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert store(tmp_path).read() == (None, "")
-    assert store(tmp_path).write(BODY, '"tag"') == ""
+    assert store(tmp_path).write(BODY, '"tag-x"') == ""
     kept, reason = store(tmp_path).read()
     assert reason == ""
     assert kept is not None
-    assert (kept.body, kept.etag) == (BODY, '"tag"')
+    assert (kept.body, kept.etag) == (BODY, '"tag-x"')
     assert kept.saved_at.endswith("+00:00")
 
 
@@ -71,6 +71,27 @@ def test_the_cache_is_private_and_other_files_follow_the_umask(tmp_path: Path) -
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o640
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_accounts_file_is_ignored(tmp_path: Path) -> None:
+    store(tmp_path).write(BODY, None)
+    os.chown(store(tmp_path).path, 65534, 65534)
+    kept, reason = store(tmp_path).read()
+    assert kept is None
+    assert reason.endswith("are ignored: it belongs to another account")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_a_link(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "folder" / "target.json", tmp_path / "link.json"
+    target.parent.mkdir()
+    if there:
+        target.write_text("old")
+    link.symlink_to(target)
+    assert write_atomically(link, "new", private=False) is None
+    assert link.is_symlink()
+    assert target.read_text() == "new"
 
 
 def test_a_device_is_written_to_and_not_replaced() -> None:

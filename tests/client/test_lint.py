@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.client.lint import lint_file, lint_table, lint_vllm_config
+from autotune.client.lint import (
+    lint_file,
+    lint_table,
+    lint_vllm_config,
+    read_vllm_config,
+    vllm_config_faults,
+)
 from autotune.vocabulary.candidate import FlashinferCutlassCandidate
 from autotune.vocabulary.errors import UsageError
 from autotune.vocabulary.table import RoutingTable
@@ -86,3 +92,36 @@ def test_vllm_config_files() -> None:
     assert "smallest key is 96" in lint_vllm_config(NAME, {"triton_version": "3.6.0", "96": TILE})[0]
     assert "no triton_version" in lint_vllm_config(NAME, {"1": TILE})[0]
     assert "not a vLLM tuned-config file name" in lint_vllm_config("E=1.json", good)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        ('{"1": {%s, "BLOCK_SIZE_M": 0}}', "1: BLOCK_SIZE_M is not an integer that Triton takes"),
+        ('{"1": {%s, "BLOCK_SIZE_M": 99999}}', "a power of two from 8 to 1024"),
+        ('{"1": {%s, "BLOCK_SIZE_N": 100000000000000000000000000}}', "BLOCK_SIZE_N"),
+        ('{"1": {%s, "BLOCK_SIZE_K": 96}}', "BLOCK_SIZE_K"),
+        ('{"1": {%s, "num_warps": 0}}', "num_warps"),
+        ('{"1": {%s, "num_warps": 3}}', "num_warps"),
+        ('{"1": {%s, "num_warps": 4.0}}', "num_warps"),
+        ('{"1": {%s, "num_warps": true}}', "num_warps"),
+        ('{"1": {%s, "GROUP_SIZE_M": 0}}', "GROUP_SIZE_M"),
+        ('{"0": {%s}}', "key '0' is no token count"),
+        ('{"1": {%s}, "01": {}}', "keys '1' and '01' are one token count"),
+        ('{"1": {}, "1": {%s}}', "the file: '1' is given twice"),
+        ('{"1": {"BLOCK_SIZE_M": 16, %s}}', "1: 'BLOCK_SIZE_M' is given twice"),
+        ('{"triton_version": 5, "1": {%s}}', "its triton_version is no text"),
+    ],
+)
+def test_what_no_kernel_can_run_with(tmp_path: Path, text: str, finding: str) -> None:
+    path = tmp_path / NAME
+    tile = {name: value for name, value in TILE.items() if f'"{name}"' not in text or "twice" in finding}
+    path.write_text(text % json.dumps(tile)[1:-1])
+    found = lint_file(path)
+    assert any(finding in sentence for sentence in found), found
+    assert bool(vllm_config_faults(read_vllm_config(path.read_text()))) is ("triton_version" not in finding)
+
+
+def test_what_amds_files_hold_is_good() -> None:
+    amd = {**TILE, "waves_per_eu": 0, "matrix_instr_nonkdim": 16, "kpack": 2, "num_stages": 2, "num_warps": 8}
+    assert lint_vllm_config(NAME, {"triton_version": "3.6.0", "1": amd}) == []

@@ -57,6 +57,20 @@ def test_a_broken_file_does_not_take_the_others_with_it(tmp_path: Path) -> None:
     assert "does not match its content" in found.reasons[0]
 
 
+@pytest.mark.parametrize("field", ["evidence", "routing", "driver"])
+def test_half_a_character_breaks_one_table_alone(tmp_path: Path, field: str) -> None:
+    write(tmp_path / "good.json", make_table().to_json_data())
+    data = make_table().to_json_data()
+    at = {"evidence": data["routes"][0], "routing": data, "driver": data["recording"]}[field]
+    at[field] = ["\ud800"] if field == "evidence" else "\ud800"
+    write(tmp_path / "half.json", data)
+    write(tmp_path / "half-in-a-list.json", {"tables": ["\ud800"], "digest": "\ud800"})
+    found = from_path(tmp_path)
+    assert [t.table for t in found.tables] == [make_table()]
+    assert found.miss is None
+    assert [reason.split(":")[0] for reason in found.reasons] == ["half-in-a-list.json", "half.json"]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[1]", "null", "[" * 100_000, '{"tables": 1}', "\ud800".encode("utf-8", "surrogatepass")],
@@ -82,7 +96,8 @@ def test_an_explicit_file_wins_even_when_it_is_missing(tmp_path: Path) -> None:
 
 def test_a_service_is_asked_for_the_gpu_and_the_channel(tmp_path: Path) -> None:
     script = Script()
-    script.says(body(), etag='"v1"')
+    tag = f'W/"{body()["digest"]}-gzip"'
+    script.says(body(), etag=tag)
     with http_service(script) as url:
         found = resolve(settings(tmp_path, url=url + "/", channel="canary"), GPU, {})
         assert [t.revision for t in found.tables] == [3]
@@ -91,9 +106,54 @@ def test_a_service_is_asked_for_the_gpu_and_the_channel(tmp_path: Path) -> None:
         assert "if-none-match" not in headers
         script.status, script.body = 304, b""
         again = resolve(settings(tmp_path, url=url + "/", channel="canary"), GPU, {})
-        assert script.requests[1][1]["if-none-match"] == '"v1"'
+        assert script.requests[1][1]["if-none-match"] == tag
     assert again.digest == found.digest
     assert again.source == url
+
+
+@pytest.mark.parametrize(
+    "tag",
+    ['"{0}\xe9"', '"{0}" ', '"{0}\t"', '"{0}"x', "{0}", '"other"', '""', '"{0}' + "x" * 600 + '"'],
+)
+def test_a_tag_that_cannot_be_sent_or_names_another_answer_is_not_kept(tmp_path: Path, tag: str) -> None:
+    script = Script()
+    script.says(body(), etag=tag.format(body()["digest"]))
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        resolve(here, GPU, {})
+        script.says(encode_tables([make_published(revision=4)]))
+        found = resolve(here, GPU, {})
+    unusable = tag != '"{0}" '  # white space around a header's value is no part of it
+    assert ("if-none-match" not in script.requests[1][1]) is unusable
+    assert (found.source, [t.revision for t in found.tables], found.reasons) == (url, [4], ())
+
+
+def test_a_tag_in_the_stored_answer_is_checked_too(tmp_path: Path) -> None:
+    script = Script()
+    script.says(body(), etag=f'"{body()["digest"]}"')
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        resolve(here, GPU, {})
+        path = LastKnownGood(here.cache, url, GPU, "stable").path
+        for tag in ('"a\xe9"', '"' + "0" * 64 + '"', "x\r\ny: z", 7, None):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "etag": tag}))
+            script.says(encode_tables([make_published(revision=4)]))
+            assert [t.revision for t in resolve(here, GPU, {}).tables] == [4], tag
+            assert "if-none-match" not in script.requests[-1][1]
+            script.says(body())
+            resolve(here, GPU, {})
+
+
+def test_not_modified_answers_nothing_that_was_not_asked(tmp_path: Path) -> None:
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        resolve(here, GPU, {})
+        script.status, script.body = 304, b""
+        found = resolve(here, GPU, {})
+    assert "last known good of" in found.source
+    assert "HTTP 304 to a request that named no version" in found.reasons[0]
 
 
 def test_the_last_known_good_serves_when_the_service_is_gone(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_old_databases_open_and_read(golden: Path, tmp_path: Path) -> None:
         measurements = store.measurements(PROBLEM)
         assert [m.tokens for m in measurements] == [8, 8, 8, 1, 1]
         assert measurements[-1].status is Status.OUT_OF_RESOURCES
-        assert store.runs(PROBLEM, H200) == ["run-1", "run-2"]
+        assert store.runs(PROBLEM, H200, "fp8", "uniform") == ["run-1", "run-2"]
         (published,) = DatabaseSource(database).tables("NVIDIA_H200")
         assert published.revision == 1
         assert published.table is not None

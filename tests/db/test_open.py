@@ -119,7 +119,7 @@ def test_first_opening_by_many_processes_at_once(url: str) -> None:
         ("", "does not parse", 2),
         ("postgresql://host:port/x", "does not parse", 2),
         ("mysql://root@localhost/x", "mysql databases are not supported", 2),
-        ("sqlite+nothing:///x.db", "cannot be opened", 2),
+        ("sqlite+nothing:///x.db", "driver 'nothing' is not supported", 2),
         ("sqlite://", "needs a file", 2),
         ("sqlite:///:memory:", "needs a file", 2),
         ("sqlite:////no/such/folder/x.db", "Create its folder", 1),
@@ -145,9 +145,30 @@ def test_missing_postgres_database(postgres_url: str) -> None:
         open_database(parse_url(postgres_url).set(database="nowhere").render_as_string(hide_password=False))
 
 
-def test_missing_driver_names_the_extra() -> None:
-    with pytest.raises(MissingDependencyError, match=r"moe-autotune\[server\]"):
+def test_missing_driver_names_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingDependencyError, match=r"pip install psycopg2\."):
         open_database("postgresql+psycopg2://u@127.0.0.1:1/x")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingDependencyError, match=r"moe-autotune\[server\]"):
+        open_database("postgresql://u@127.0.0.1:1/x")
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["sqlite:///x.db?timeout=abc", "sqlite:///x.db?check_same_thread=x", "sqlite:///x.db?foo=1&uri=true",
+     "sqlite:///x.db?mode=ro&uri=true", "sqlite:///x.db?timeout=5", "sqlite+aiosqlite:///x.db",
+     "sqlite+pysqlcipher:///x.db", "postgresql+asyncpg://u@127.0.0.1:1/x",
+     "postgres+psycopg_async://u@127.0.0.1:1/x"],
+)  # fmt: skip
+def test_options_and_drivers_that_do_not_work_are_bad_usage(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for create in (True, False):
+        with pytest.raises(UsageError, match="Leave") as caught:
+            open_database(form, create=create)
+        assert caught.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
@@ -160,7 +181,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_database(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match="unable to open"):
+    with pytest.raises(DatabaseError, match="is no regular file"):
         open_database(f"sqlite:///{tmp_path}")
 
 
@@ -330,3 +351,25 @@ def test_a_writer_that_cannot_get_its_turn(tmp_path: Path, monkeypatch: pytest.M
         assert DatabaseStore(second).measurements(PROBLEM) == []
         with pytest.raises(DatabaseError, match="Another process is writing"):
             DatabaseStore(second).append(make_measurement())
+
+
+def test_a_database_without_its_version_or_a_table_says_so(url: str) -> None:
+    with open_database(url) as database, database.write() as session:
+        session.execute(text(f"DELETE FROM {VERSION_TABLE}"))
+    for upgrade in (True, False):
+        with pytest.raises(SchemaVersionError, match=r"which schema it has.*restore it from a copy"):
+            open_database(url, upgrade=upgrade)
+
+
+def test_a_table_that_was_taken_away(url: str) -> None:
+    with open_database(url) as database:
+        with database.write() as session:
+            session.execute(text("DROP TABLE telemetry"))
+        with pytest.raises(DatabaseError, match=r"gone: telemetry.*restore"), database.read() as session:
+            schema.require_tables(session.connection())
+        if database.dialect == "sqlite":
+            with (
+                pytest.raises(DatabaseError, match=r"no such table: telemetry.*restore"),
+                database.read() as s,
+            ):
+                s.execute(text("SELECT count(*) FROM telemetry"))

@@ -71,7 +71,12 @@ def test_runs_newest_last(database: Database) -> None:
     for run, offset in (("z", 1), ("a", 5), ("m", 3), ("z", 9)):
         store.append(make_measurement(run=run, offset_s=offset))
     store.append(make_measurement(run="elsewhere", environment=H100, offset_s=99))
-    assert store.runs(PROBLEM, H200) == ["m", "a", "z"]
+    store.append(make_measurement(run="skewed", routing="zipf:1.2", offset_s=98))
+    store.append(make_measurement(run="packed", checkpoint="compressed-tensors", offset_s=97))
+    assert store.runs(PROBLEM, H200, "fp8", "uniform") == ["m", "a", "z"]
+    assert store.runs(PROBLEM, H200, "fp8", "zipf:1.2") == ["skewed"]
+    assert store.runs(PROBLEM, H200, "compressed-tensors", "uniform") == ["packed"]
+    assert store.runs(PROBLEM, H200, "compressed-tensors", "zipf:1.2") == []
 
 
 def test_many_writers_at_once_lose_nothing(database: Database) -> None:

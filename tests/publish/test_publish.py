@@ -87,6 +87,12 @@ def test_texts_that_could_not_be_read_later(session: WriteSession, bad: dict[str
         put(session, make_table(), **bad)
 
 
+def test_the_character_that_does_not_print_is_named(session: WriteSession) -> None:
+    for text, shown in (("a\u00a0b", r"without '\\xa0'"), ("J\udcc3", r"without '\\udcc3'")):
+        with pytest.raises(UsageError, match=shown):
+            put(session, make_table(), reason=text)
+
+
 def test_rolling_back_step_by_step(session: WriteSession) -> None:
     for table in tables(3):
         put(session, table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from autotune.db.telemetry import TelemetryRepository
 from autotune.server.app import create_app
 from autotune.server.settings import ServerSettings
 from autotune.server.tokens import read_tokens
+from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.errors import UnknownNameError, UsageError
 from autotune.vocabulary.measurement import Status
 from tests.factories import H200, OTHER_PROBLEM, PROBLEM, make_measurement, make_table
@@ -72,6 +73,8 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
         ("short:measure", UsageError),
         ("long-enough-token-1:admin", UnknownNameError),
         ("/no/such/file", UsageError),
+        ("~no-such-user/long-enough-token-1:measure", UsageError),
+        ("long-enough-token-1:measure,another-long-token:publish,long-enough-token-1:publish", UsageError),
         (",,,", UsageError),
         (" , ", UsageError),
         (" ", UsageError),
@@ -82,6 +85,8 @@ def test_bad_tokens_are_refused_without_being_shown(text: str, error: type[Usage
     with pytest.raises(error) as caught:
         read_tokens(text)
     assert "long-enough" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
 
 
 def test_measurements_are_appended_once(client: TestClient, database: Database) -> None:
@@ -165,6 +170,13 @@ def test_none_needs_to_say_for_what(client: TestClient, put: Put) -> None:
     assert answer.json()["revision"]["table_digest"] is None
 
 
+def readable(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """A table with one thing changed, under the digest of its new content."""
+    data = json.loads(json.dumps(make_table().content()))
+    change(data)
+    return {**data, "digest": content_digest(data)}
+
+
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
@@ -175,6 +187,10 @@ def test_none_needs_to_say_for_what(client: TestClient, put: Put) -> None:
         ({"checkpoint": "unquantized"}, 409),
         ({"table": {**make_table().to_json_data(), "margin": 0.5}}, 422),
         ({"table": {"schema_version": 99}}, 422),
+        ({"table": readable(lambda data: data["routes"][0]["winner_timing"].update(p50_us=1.7e308))}, 422),
+        ({"table": readable(lambda data: data["recording"].update(first="2026-11-29T12:00:00"))}, 422),
+        ({"table": readable(lambda data: data["routes"][-1].update(last=10**9, tokens=10**9))}, 422),
+        ({"table": readable(lambda data: data.update(routing="\x1b[31m"))}, 422),
     ],
 )
 def test_bad_publications(client: TestClient, fields: dict[str, Any], status: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -116,6 +116,16 @@ def test_files_without_revisions_go_by_when_they_were_recorded() -> None:
     )
     assert select_table([new, old], ANYWHERE).published == new
     assert select_table([old, new], ANYWHERE).published == new
+
+
+def test_moments_in_several_time_zones_are_compared_as_moments() -> None:
+    tokyo = timezone(timedelta(hours=9))
+    evening = make_table(recorded_at=datetime(2026, 11, 30, 20, 0, tzinfo=UTC))
+    # Four hours earlier, although its text is the larger one.
+    earlier = make_table(tokens=(8,), recorded_at=datetime(2026, 12, 1, 1, 0, tzinfo=tokyo))
+    for order in ((evening, earlier), (earlier, evening)):
+        selection = select_table([make_published(t, revision=None) for t in order], Query(PROBLEM))
+        assert selection.table == evening
 
 
 def test_none_is_final_even_beside_an_older_table() -> None:

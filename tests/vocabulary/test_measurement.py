@@ -109,6 +109,9 @@ def test_log_ratios_are_of_the_pairs(pairs: list[tuple[float, float]]) -> None:
         {"baseline_us": (math.nan,)},
         {"p50_us": -1.0},
         {"p95_us": math.inf},
+        {"candidate_us": (1.7e308,)},
+        {"baseline_us": (5e-324,)},
+        {"baseline_p50_us": 2e9},
     ],
 )
 def test_times_are_paired_finite_and_positive(fields: dict[str, object]) -> None:

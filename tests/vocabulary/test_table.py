@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from autotune.vocabulary.candidate import DeepGemmCandidate, FlashinferCutlassCandidate
+from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.table import Miss, Route, RoutingTable, Speedup, Timing, Verdict
 from autotune.vocabulary.traffic import TrafficProfile
@@ -237,3 +238,89 @@ def test_the_static_choice_knows_flashinfer_only_tuned_and_of_a_named_version() 
     assert choice(FlashinferCutlassCandidate(), "0.6.13")["flashinfer_cutlass"] == 1.0
     assert "flashinfer_cutlass" not in choice(FlashinferCutlassCandidate(), None)
     assert "flashinfer_cutlass" not in choice(FlashinferCutlassCandidate(tuned=False), "0.6.13")
+
+
+def spoilt(place: str, value: object) -> dict[str, Any]:
+    """A table's data with one value changed, under the digest of just that content where it has one."""
+    data = json.loads(json.dumps(make_table(tokens=(8,)).content()))
+    *path, last = (int(part) if part.isdigit() else part for part in place.split("."))
+    inside = data
+    for part in path:
+        inside = inside[part]
+    inside[last] = value
+    try:
+        digest = content_digest(data)
+    except ValueError:
+        digest = "0" * 64
+    return {**data, "digest": digest}
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("routes.0.alternatives.0.timing.p50_us", 1.7e308),
+        ("routes.0.alternatives.0.timing.p50_us", 5e-324),
+        ("routes.0.winner_timing.p95_us", 1e10),
+        ("routes.0.speedup.median", 1e300),
+        ("routes.0.last", 10**9),
+        ("routes.0.alternatives.0.first", 10**9),
+        ("routes.0.alternatives.0.first", 9),
+        ("recording.first", "2026-11-29T12:00:00"),
+        ("recording.last", "9999-12-31T23:59:59-23:59"),
+        ("recording.measurements", 1 << 80),
+        ("routing", "whatever"),
+        ("routing", "zipf:1.2\x1b[31m"),
+        ("routing", "zipf:\u0663"),
+        ("routing", "\ud800"),
+        ("recording.driver", "\ud800"),
+        ("routes.0.evidence", ["\ud800"]),
+        ("routes.0.evidence", ["\x1b[31m" * 8]),
+        ("routes.0.evidence", ["a" * 10_000]),
+        ("routes.0.alternatives.0.evidence", ["\udfff"]),
+        ("environment.gpu", "\ud800"),
+    ],
+)
+def test_a_table_that_would_fail_its_readers_is_no_table(place: str, value: object) -> None:
+    with pytest.raises(TableError) as caught:
+        RoutingTable.from_json_data(spoilt(place, value))
+    assert place.split(".")[0] in caught.value.message
+    assert caught.value.message.isprintable()
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("\ud800", 1),
+        ("digest", "\ud800" * 9),
+        ("schema_version", "\ud800"),
+        ("routes.0.\udc00\x1b", 1),
+    ],
+)
+def test_what_is_said_about_a_broken_table_can_be_printed(place: str, value: object) -> None:
+    data = {**spoilt("margin", 0.01)}
+    *path, last = (int(part) if part.isdigit() else part for part in place.split("."))
+    inside: Any = data
+    for part in path:
+        inside = inside[part]
+    inside[last] = value
+    with pytest.raises(TableError) as caught:
+        RoutingTable.from_json_data(data)
+    assert caught.value.message.isprintable()
+
+
+def test_the_limits_themselves_are_within() -> None:
+    for place, value in (
+        ("routes.0.alternatives.0.timing.p50_us", 1e9),
+        ("routes.0.alternatives.0.timing.p50_us", 1e-3),
+        ("routing", "zipf:1.25"),
+        ("recording.first", "2026-11-29T12:00:00+09:00"),
+    ):
+        RoutingTable.from_json_data(spoilt(place, value))
+    table = make_table(tokens=(8, 1 << 20))
+    slow = Timing(p50_us=1e9, p95_us=1e9)
+    route = table.routes[0].model_copy(update={"winner_timing": slow, "baseline_timing": slow})
+    slowest = table.model_copy(update={"routes": (route.model_copy(update={"alternatives": ()}),)})
+    choice = slowest.static_choice(TrafficProfile(name="x", weights={8: 1e9}))
+    assert choice is not None
+    assert choice.total_us == {"triton": 1e18}

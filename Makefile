@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test lint test-slow test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-recompiles setup-run setup-test sources other-sources
+.PHONY: help sweep test lint test-slow test-versions test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-recompiles setup-run setup-test sources other-sources
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -39,12 +39,14 @@ lint: setup-test ## ruff and mypy only
 	@echo "==> mypy --strict" >&2
 	@$(BIN)/mypy
 
-test-slow: setup-test sources other-sources ## run what `make test` leaves out: slow tests, and the plugin in other vLLM versions
+test-slow: setup-test sources ## run the tests that `make test` leaves out because they take minutes
 	@echo "==> pytest -m slow" >&2
 	@$(BIN)/python -m pytest -m slow $(SPREAD)
+
+test-versions: setup-test other-sources ## run the plugin's tests in the other versions of vLLM that it knows
 	@echo "==> the plugin in vLLM $(OTHER_VLLM_VERSIONS)" >&2
-	@AUTOTUNE_VLLM_VERSIONS="$(OTHER_VLLM_VERSIONS)" $(BIN)/python -m pytest tests/vllm_plugin \
-		-m 'not slow' -k "$$(echo $(OTHER_VLLM_VERSIONS) | sed 's/ / or /g')" $(SPREAD)
+	@AUTOTUNE_VLLM_VERSIONS="$(OTHER_VLLM_VERSIONS)" $(BIN)/python -m pytest $(SPREAD) -m 'not slow' \
+		tests/vllm_plugin/test_against_vllm.py tests/vllm_plugin/test_router.py tests/vllm_plugin/test_faults.py
 
 test-gpu: setup-test ## run the tests that need a CUDA GPU
 	@echo "==> pytest -m gpu" >&2

@@ -283,6 +283,7 @@ def test_resuming_takes_the_run_of_the_same_routing(tmp_path: Path) -> None:
         assert f"resuming run {name}: {kept} measurements on record" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_it_says_what_uses_a_table(tmp_path: Path, evidence: Path) -> None:
     first = " ".join(run(tmp_path, *MODEL, "--evidence", str(evidence)).stderr.split())
     assert (

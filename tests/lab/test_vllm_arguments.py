@@ -42,7 +42,8 @@ print("PARSED" + json.dumps([
 """
 
 
-@pytest.mark.parametrize("version", ["0.25.1", pytest.param("0.33.0", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.25.1", "0.33.0"])
 def test_vllms_parsers_take_the_words(version: str) -> None:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": vllm_path(version), "VLLM_PLUGINS": ""}
     done = subprocess.run([sys.executable, "-c", PARSE], env=env, capture_output=True, text=True, timeout=200)

@@ -145,6 +145,7 @@ def test_without_vllm_the_baseline_is_a_stand_in(tmp_path: Path) -> None:
         assert many[0].startswith("fused_triton 64x64")
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize(
     "modules",

@@ -40,6 +40,7 @@ def inside(version: str, vllm_path: dict[str, list[str]], cache: Path, *argument
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_expected_variants_are_those_that_vllm_asks_for(
     vllm_path: dict[str, list[str]], tmp_path: Path, version: str

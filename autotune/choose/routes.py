@@ -142,13 +142,23 @@ def loses(point: Point, candidate: Candidate) -> bool | None:
     return None if found is None else found.speedup.median < 1.0
 
 
-def first_of_range(previous: Point | None, point: Point, candidate: Candidate) -> int:
+def _lost_screening(point: Point, candidate: Candidate) -> bool:
+    found = point.screens.get(candidate.digest)
+    return candidate != point.baseline and found is not None and found.speedup.median < 1.0
+
+
+def first_of_range(
+    previous: Point | None, point: Point, candidate: Candidate, between: Sequence[Point] = ()
+) -> int:
     """Where the range ending at `point` begins for a candidate (design: adjacent counts a < b).
 
     Counts in (a, b] take b's candidate if it was also measured at a and loses to the baseline at neither
     end; otherwise the range is b alone.
+
+    Args:
+        between: counts that were only screened; the candidate must have lost at none of them either.
     """
-    if previous is None:
+    if previous is None or any(_lost_screening(p, candidate) for p in between):
         return point.tokens
     if loses(previous, candidate) is False and loses(point, candidate) is False:
         return previous.tokens + 1
@@ -187,11 +197,14 @@ def build_table(
         )
     routes: list[Route] = []
     previous: Point | None = None
+    between: list[Point] = []
     for point in points:
-        # A count that was only screened has no route, but the next one's range may not reach across it.
-        if point.finals:
-            routes.append(_route(previous, point, margin))
-        previous = point
+        # A count that was only screened has no route, but stops the range of what it saw losing.
+        if not point.finals:
+            between.append(point)
+            continue
+        routes.append(_route(previous, point, margin, between))
+        previous, between = point, []
     used = {
         digest for r in routes for digest in (*r.evidence, *(e for a in r.alternatives for e in a.evidence))
     }
@@ -216,15 +229,15 @@ def build_table(
     )
 
 
-def _route(previous: Point | None, point: Point, margin: float) -> Route:
+def _route(previous: Point | None, point: Point, margin: float, between: Sequence[Point]) -> Route:
     won = point.winner(margin)
     any_final = max(point.finals.values(), key=lambda s: (s.processes, s.candidate.digest))
     chosen = won.candidate if won else point.baseline
-    first = first_of_range(previous, point, chosen)
+    first = first_of_range(previous, point, chosen, between)
     alternatives = tuple(
         Alternative(
             candidate=s.candidate,
-            first=max(first, first_of_range(previous, point, s.candidate)),
+            first=max(first, first_of_range(previous, point, s.candidate, between)),
             timing=s.timing,
             speedup=s.speedup,
             final=s.final and s.processes >= PROCESSES,

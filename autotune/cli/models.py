@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -11,8 +13,12 @@ from autotune.cli.lines import labelled
 from autotune.cli.publishing_lookup import refuse_split
 from autotune.cli.shipped import Shipped, shipped
 from autotune.vocabulary.catalogue import MODELS, resolve_model
+from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.model import Model
 
+_RANKS = (2, 4, 8, 16)
+"""Tensor-parallel sizes for which a recording is looked for beside a model's whole layer."""
 EP_HELP = (
     "Expert-parallel size: divides the experts over ranks; each expert stays whole, "
     "so --tp no longer divides N."
@@ -40,7 +46,8 @@ def models(
     """List the known models with their dimensions, scheme and source, or show one model.
 
     `recorded` names the GPUs for which this installation holds, for this layer as it is split, recorded
-    evidence, which `autotune sweep` replays, and a starter table, which answers look-ups.
+    evidence, which `autotune sweep` replays, and a starter table, which answers look-ups; `tp8` where that
+    is one rank's of eight (`--tp 8`).
 
     A path to any Hugging Face config.json shows the problem that it comes to, or why it is refused.
     """
@@ -49,7 +56,10 @@ def models(
     # A listing shows layers as published; sizes that one model can be split into need not fit another.
     entries = [_entry(m, tp=tp, ep=ep) if model is not None else _entry(m) for m in shown]
     recorded = shipped()
-    there = [recorded.get((entry["problem"], entry["checkpoint"]), []) for entry in entries]
+    there = [[*recorded.get((entry["problem"], entry["checkpoint"]), [])] for entry in entries]
+    if (tp, ep) == (1, 1):
+        for m, found in zip(shown, there, strict=True):
+            found += _of_one_rank(m, recorded)
     for entry, found in zip(entries, there, strict=True):
         entry["recorded"] = [r.to_json_data() for r in found]
     if as_json:
@@ -81,6 +91,19 @@ def _entry(model: Model, *, tp: int = 1, ep: int = 1) -> dict[str, Any]:
         "notes": model.notes,
         "aliases": model.aliases,
     }
+
+
+def _of_one_rank(model: Model, recorded: Mapping[tuple[str, Checkpoint], list[Shipped]]) -> list[Shipped]:
+    """What there is of this model's layer as ranks share it, each with the size to ask for."""
+    found: list[Shipped] = []
+    for tp in _RANKS:
+        try:
+            problem = model.problem(tp=tp)
+        except UsageError:  # not a size that it can be split into
+            continue
+        there = recorded.get((str(problem), model.checkpoint), [])
+        found += [replace(each, tp=tp) for each in there]
+    return found
 
 
 def _print_table(shown: tuple[Model, ...], recorded: list[list[Shipped]]) -> None:

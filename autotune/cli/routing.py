@@ -195,7 +195,7 @@ def import_file(
     from autotune.vocabulary.errors import UsageError
 
     if not is_file(file):
-        raise UsageError(f"There is no file {file}.", "Name a table's JSON or a vLLM config file.")
+        raise UsageError(f"There is no regular file {file}.", "Name a table's JSON or a vLLM config file.")
     if file.name.startswith("E="):
         show_vllm_config(file)
         return

@@ -24,14 +24,18 @@ class Shipped:
         gpu: vLLM's device name.
         evidence: recorded measurements, which `autotune sweep` replays on a machine without that GPU.
         table: a starter table, which answers where no other source does.
+        tp: the tensor-parallel size that makes it this model's layer.
     """
 
     gpu: str
     evidence: bool
     table: bool
+    tp: int = 1
 
     def __str__(self) -> str:
         name = next((alias for alias, gpu in GPU_ALIASES.items() if gpu == self.gpu), self.gpu)
+        if self.tp > 1:
+            name += f" tp{self.tp}"
         if self.evidence and self.table:
             return name
         return f"{name} ({'evidence' if self.evidence else 'table'} only)"

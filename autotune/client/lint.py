@@ -41,7 +41,7 @@ def lint_file(path: Path) -> list[str]:
         UsageError: if there is no such file.
     """
     if not is_file(path):
-        raise UsageError(f"There is no file {path}.", "Name a table or a vLLM config file.")
+        raise UsageError(f"There is no regular file {path}.", "Name a table or a vLLM config file.")
     try:
         text = read_text(path)
         if path.name.startswith("E="):

@@ -25,7 +25,7 @@ from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Stat
 from autotune.vocabulary.problem import Problem, Scheme
 from autotune.vocabulary.table import Verdict
 from tests.choose.simulated import BASELINE, ENVIRONMENT, ListStore, Quiet, SimulatedRunner
-from tests.factories import H200, PROBLEM, make_measurement
+from tests.factories import H200, PROBLEM, make_measurement, triton
 
 
 def planted(candidate: Candidate, tokens: int) -> float:
@@ -231,10 +231,12 @@ def test_a_table_of_some_backends_holds_no_other_whatever_is_on_record() -> None
         Sweep(plan(backends=frozenset({"vllm_cutlass"})), Recorded(rows), ListStore(), Quiet()).execute()
 
 
-def test_no_range_reaches_across_a_count_that_was_only_screened() -> None:
-    def evidence(tokens: int, stage: Stage, candidate: Candidate) -> list[Measurement]:
+def test_no_range_reaches_across_a_count_where_its_candidate_was_seen_losing() -> None:
+    def evidence(tokens: int, stage: Stage, candidate: Candidate, us: float = 80.0) -> list[Measurement]:
         return [
-            make_measurement(tokens=tokens, stage=stage, candidate=candidate, process=process)
+            make_measurement(
+                tokens=tokens, stage=stage, candidate=candidate, process=process, candidate_us=us
+            )
             for process in range(3 if stage is Stage.FINAL else 1)
         ]
 
@@ -242,7 +244,10 @@ def test_no_range_reaches_across_a_count_that_was_only_screened() -> None:
     rows = evidence(1, Stage.FINAL, winner) + evidence(64, Stage.FINAL, winner)
     fields = {"problem": PROBLEM, "environment": H200, "checkpoint": "fp8"}
     assert [r.first for r in build_table(rows, **fields).routes] == [1, 2]  # type: ignore[arg-type]
-    rows += evidence(8, Stage.SCREEN, winner)
+    # What an earlier sweep of other backends screened there says nothing of this one.
+    rows += evidence(8, Stage.SCREEN, triton(), 120.0) + evidence(16, Stage.SCREEN, winner)
+    assert [r.first for r in build_table(rows, **fields).routes] == [1, 2]  # type: ignore[arg-type]
+    rows += evidence(32, Stage.SCREEN, winner, 101.0)
     assert [r.first for r in build_table(rows, **fields).routes] == [1, 64]  # type: ignore[arg-type]
 
 

@@ -20,7 +20,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-RECORDED = {"qwen-moe-fp8", "qwen-moe-fp8-tensor", "qwen-moe-bf16"}
+RECORDED = {name: ["h200"] for name in ("qwen-moe-fp8", "qwen-moe-fp8-tensor", "qwen-moe-bf16")} | {
+    "deepseek-r1": ["h200", "tp8"]
+}
 
 
 def test_the_list_names_every_model_with_dimensions_and_source() -> None:
@@ -31,7 +33,7 @@ def test_the_list_names_every_model_with_dimensions_and_source() -> None:
         (row,) = (line.split() for line in lines if line.split()[:1] == [model.name])
         assert row[1:5] == [str(n) for n in (model.experts, model.intermediate, model.hidden, model.topk)]
         assert row[5:7] == [model.act, model.scheme.value]
-        assert row[7:] == (["h200"] if model.name in RECORDED else [])
+        assert row[7:] == RECORDED.get(model.name, [])
         (first,) = (n for n, line in enumerate(lines) if line.startswith(f"{model.name}: "))
         about = " ".join(" ".join(lines[first : first + 6]).split())
         assert model.source in about
@@ -45,7 +47,7 @@ def test_json_is_for_machines() -> None:
     assert result.stderr == ""
     listed = json.loads(result.stdout)
     assert [entry["name"] for entry in listed] == [model.name for model in MODELS]
-    there = [{"gpu": "NVIDIA_H200", "evidence": True, "table": True}]
+    there = [{"gpu": "NVIDIA_H200", "evidence": True, "table": True, "tp": 1}]
     assert [entry["recorded"] for entry in listed[:3]] == [there, there, there]
     assert listed[0]["problem"] == "E=128,N=768,K=2048,topk=8,scheme=fp8_block128"
 
@@ -113,7 +115,9 @@ def test_recorded_is_told_by_the_layer_and_not_by_the_name(tmp_path: Path) -> No
     config["moe_intermediate_size"] = 640
     file.write_text(json.dumps(config))
     assert recorded(str(file)) == []
-    assert recorded("deepseek-r1") == []
+    (r1,) = json.loads(run("deepseek-r1", "--json").stdout)
+    assert [found["tp"] for found in r1["recorded"]] == [8]
+    assert "h200 tp8" in " ".join(run("deepseek-r1").stdout.split())
     assert recorded("deepseek-r1", "--tp", "8") == ["NVIDIA_H200"]
 
 

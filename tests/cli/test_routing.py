@@ -287,15 +287,15 @@ def test_bad_usage(file: str) -> None:
         ("route", *MODEL, "--tokens", "8", "--channel", ""): "no channel name",
         ("route", "--gpu", "NVIDIA_\udcff", "--shape", SHAPE, "--tokens", "8"): "no GPU's name",
         ("route", *MODEL, "--tokens", "8", "--table", "x" * 5000): "There is no table",
-        ("table", "import", "x" * 5000): "no file",
-        ("table", "lint", "x" * 5000): "no file",
+        ("table", "import", "x" * 5000): "no regular file",
+        ("table", "lint", "x" * 5000): "no regular file",
         ("route", "--gpu", "h200", "--shape", "E=x", "--tokens", "8"): "position 2",
         ("route", *MODEL, "--tokens", "8", "--table", "absent.json"): "There is no table absent.json",
         ("route", *MODEL, "--tokens", "8", "--table", file, "--checkpoint", "gguf"): "checkpoint",
         ("table", "export", *MODEL, "--table", file, "--format", "vlm"): "'vllm'",
         ("table", "export", *MODEL, "--table", file, "--format", "vllm"): "--out",
-        ("table", "lint", "absent.json"): "no file",
-        ("table", "import", "absent.json"): "no file",
+        ("table", "lint", "absent.json"): "no regular file",
+        ("table", "import", "absent.json"): "no regular file",
     }
     for arguments, said in cases.items():
         error = failure(*arguments)

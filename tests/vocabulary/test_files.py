@@ -115,7 +115,7 @@ def test_no_reader_waits_for_a_pipe_or_swallows_an_endless_file(
 def test_linting_ends_too(tmp_path: Path, make: Callable[[Path, str], Path]) -> None:
     path = make(tmp_path, "t.json")
     found = within_seconds(lambda: lint_file(path))
-    assert ("larger than 32 MiB" if make is huge else "no file") in str(found)
+    assert ("larger than 32 MiB" if make is huge else "no regular file") in str(found)
 
 
 @UNFIT

@@ -10,7 +10,9 @@ _COMPILED = re.compile(r"JIT compilation during inference: (\S+?)[.]?(?: \(|\s|$
 _KEPT = re.compile(r"autotune:|MoE backend|during inference|Using configuration from")
 _GIB = {
     "weights_gib": re.compile(r"Model loading took ([0-9.]+) GiB"),
-    "kv_cache_gib": re.compile(r"Available KV cache memory: ([0-9.]+) GiB"),
+    "kv_cache_gib": re.compile(
+        r"(?:Available KV cache memory:|GiB, reserved) ([0-9.]+) GiB"  # measured, or as given
+    ),
     "graphs_gib": re.compile(r"Graph capturing finished in \d+ secs, took (-?[0-9.]+) GiB"),
 }
 MOST_LINES = 80

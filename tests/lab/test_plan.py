@@ -266,6 +266,8 @@ def test_the_log_tells_compilations_and_memory() -> None:
     assert compiles(LOG) == ("fused_moe_kernel", "_topk")
     assert memory(LOG) == {"weights_gib": 29.08, "kv_cache_gib": 25.5, "graphs_gib": 0.62}
     assert len(kept_lines(LOG)) == 4
+    given = "INFO Initial free memory 114.04 GiB, reserved 30.0 GiB memory for KV Cache as specified by"
+    assert memory(given) == {"kv_cache_gib": 30.0}
 
 
 def pairs_of(plan: Plan, ratios: list[float], metric: str) -> list[Pair]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,12 +53,12 @@ class Launch:
 
     def _key(self) -> tuple[Any, ...] | None:
         # What Triton's own look-up goes by: the type of a tensor and whether its address is a multiple of 16.
-        # Of numbers nothing, since ours are not specialized on and fit 32 bits.
+        # Of a number nothing, if the kernel does not specialize on it and it fits 32 bits.
         addresses = 0
         seen: list[Any] = [id(self.kernel), self.arguments[0].get_device()]
-        for argument in self.arguments:
+        for argument, specialized in zip(self.arguments, _specialized(self.kernel), strict=False):
             if type(argument) is int:
-                if argument >> 31:
+                if specialized or argument >> 31:
                     return None
             else:
                 addresses |= argument.data_ptr()
@@ -65,6 +66,12 @@ class Launch:
         if addresses & 15:
             return None
         return (*seen, *self.options.values())
+
+
+@functools.cache
+def _specialized(kernel: Any) -> tuple[bool, ...]:
+    """For each parameter of the kernel, whether Triton compiles another variant for some of its values."""
+    return tuple([not parameter.do_not_specialize for parameter in kernel.params])
 
 
 _compiled: dict[tuple[Any, ...] | None, Any] = {}

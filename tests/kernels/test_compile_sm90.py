@@ -179,9 +179,18 @@ def test_the_decode_kernel_has_few_variants_over_all_token_counts(scheme: Scheme
     assert {name: len(found) for name, found in variants.items()} == {"layer_kernel": 3}
 
 
+def rope_launch(tokens: int, naive: bool) -> Launch:
+    from autotune.kernels.rope_fp8.op import plan
+
+    x = torch.empty(tokens, 4, 64, dtype=torch.bfloat16)
+    out, scale = x.to(torch.float8_e4m3fn), torch.empty(tokens, 4)
+    return plan(x, torch.zeros(tokens, dtype=torch.int64), torch.empty(8, 64), out, scale, naive)
+
+
 def every_launch(tokens: int) -> list[Launch]:
     made = [launch for scheme in Scheme for launch in launches(scheme, tokens, 16, 64, 128, 128, True)[1]]
-    return made + [launch for scheme in DECODE for launch in decode_launches(scheme, tokens)[1]]
+    made += [launch for scheme in DECODE for launch in decode_launches(scheme, tokens)[1]]
+    return [*made, rope_launch(tokens, naive=False)]
 
 
 @pytest.mark.parametrize("tokens", [1, 100])
@@ -218,6 +227,13 @@ def test_an_address_that_few_calls_have_goes_through_triton() -> None:
     shifted = torch.empty(launch.arguments[0].numel() + 1, dtype=torch.bfloat16)[1:]
     assert replace(launch, arguments=(shifted, *launch.arguments[1:]))._key() is None
     assert replace(launch, arguments=(*launch.arguments[:-1], 1 << 31))._key() is None
+
+
+def test_a_kernel_that_is_specialized_on_a_number_goes_through_triton() -> None:
+    """For another number Triton may launch another variant, so the first one's must not be used again."""
+    made = [rope_launch(tokens, naive=True) for tokens in (1, 16, 17)]
+    assert len({str(bound(launch)[1]) for launch in made}) == 3
+    assert [launch._key() for launch in made] == [None] * 3
 
 
 def test_more_pairs_than_a_block_scans_are_refused() -> None:

@@ -52,6 +52,7 @@ def test_stock_and_the_plugin_side_by_side(tmp_path: Path) -> None:
     assert tokens["reference"] > 10
     asked = lab("outputs", str(out), "--prompts", "2", "--tokens", "8", "--port", port, "--json")
     assert asked.returncode in (0, 1), asked.stderr[-5000:]
+    assert asked.stdout, asked.stderr[-5000:]
     (compared,) = json.loads(asked.stdout)
     assert compared["tokens"] == 16
     # Random weights: some token may flip, but not what both servers read of the same text.

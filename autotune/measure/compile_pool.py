@@ -10,6 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 
+from autotune.measure.orphans import end_with_parent
 from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.problem import Problem
 
@@ -85,6 +86,7 @@ class CompilePool:
 
 
 def _quiet() -> None:
+    end_with_parent()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

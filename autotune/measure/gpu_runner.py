@@ -18,6 +18,7 @@ from typing import Any
 from autotune.measure import worker
 from autotune.measure.compile_pool import CompilePool
 from autotune.measure.gpu_state import GpuState, read_state, wait_until_ready
+from autotune.measure.orphans import end_with_parent
 from autotune.measure.outcome import PROCESS_ENDED, Outcome
 from autotune.measure.task import Machine, Task
 from autotune.vocabulary.candidate import Candidate
@@ -219,7 +220,7 @@ class GpuRunner:
 
     def _spawn(self) -> _Worker:
         here, there = self._context.Pipe()
-        process = self._context.Process(target=self._main, args=(there, str(self.log)), daemon=True)
+        process = self._context.Process(target=_serve, args=(self._main, there, str(self.log)), daemon=True)
         process.start()
         there.close()
         return _Worker(process, here)
@@ -281,6 +282,11 @@ class GpuRunner:
                 raise _Silent(False, f"{PROCESS_ENDED} {_exit(current.process.exitcode)}") from None
             if time.monotonic() > deadline:
                 raise _Silent(True, f"no answer within {timeout_s:.0f} s")
+
+
+def _serve(main: Callable[[Connection, str], None], pipe: Connection, log: str) -> None:
+    end_with_parent()
+    main(pipe, log)
 
 
 class _Silent(Exception):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -140,6 +142,54 @@ def test_processes_are_separate(runner: GpuRunner) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+KEEPS_PROCESSES = """
+import concurrent.futures, multiprocessing, os, sys, time
+from autotune.measure import gpu_runner
+from autotune.measure.compile_pool import CompilePool, _quiet
+from tests.measure import fake_worker
+
+if __name__ == "__main__":
+    gpu_runner.wait_until_ready = lambda *args, **named: None
+    runner = gpu_runner.GpuRunner(worker_main=fake_worker.main)
+    runner.start_processes(2)
+    # As the pool starts its own; what they run does not matter.
+    pool = runner._pool._pool = concurrent.futures.ProcessPoolExecutor(
+        2, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet
+    )
+    list(pool.map(abs, range(2)))
+    print(*runner._pids(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_no_process_outlives_a_killed_sweep(tmp_path: Path) -> None:
+    """They hold the GPU: the resumed sweep would find it busy."""
+    script = tmp_path / "sweep.py"
+    script.write_text(KEEPS_PROCESSES)
+    sweep = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert sweep.stdout is not None
+    pids = [int(text) for text in sweep.stdout.readline().split()]
+    assert len(pids) == 4
+    assert all(map(runs, pids))
+    sweep.kill()
+    sweep.wait()
+    deadline = time.monotonic() + 20
+    while any(map(runs, pids)):
+        assert time.monotonic() < deadline, [pid for pid in pids if runs(pid)]
+        time.sleep(0.1)
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_vllms_tile_is_asked_of_the_process_and_may_be_missing(runner: GpuRunner) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from triton.runtime.jit import JITFunction
 
 from autotune.kernels.weights import LayerInputs, MoeWeights
 from autotune.vocabulary.problem import Scheme
@@ -35,8 +36,7 @@ class Launch:
         compiled = _compiled.get(key)
         if compiled is None:
             compiled = self.kernel[self.grid](*self.arguments, **self.options)
-            # Nothing to keep from the interpreter, or for addresses that few calls have.
-            if key is not None and hasattr(compiled, "function"):
+            if key is not None:
                 _compiled[key] = compiled
             return
         x, y, z = (*self.grid, 1, 1)[:3]
@@ -54,9 +54,12 @@ class Launch:
     def _key(self) -> tuple[Any, ...] | None:
         # What Triton's own look-up goes by: the type of a tensor and whether its address is a multiple of 16.
         # Of a number nothing, if the kernel does not specialize on it and it fits 32 bits.
+        specialized_on = _specialized(self.kernel)
+        if specialized_on is None:
+            return None
         addresses = 0
         seen: list[Any] = [id(self.kernel), self.arguments[0].get_device()]
-        for argument, specialized in zip(self.arguments, _specialized(self.kernel), strict=False):
+        for argument, specialized in zip(self.arguments, specialized_on, strict=False):
             if type(argument) is int:
                 if specialized or argument >> 31:
                     return None
@@ -69,8 +72,10 @@ class Launch:
 
 
 @functools.cache
-def _specialized(kernel: Any) -> tuple[bool, ...]:
-    """For each parameter of the kernel, whether Triton compiles another variant for some of its values."""
+def _specialized(kernel: Any) -> tuple[bool, ...] | None:
+    """For each parameter, whether Triton compiles another variant for some values; None when interpreted."""
+    if not isinstance(kernel, JITFunction):
+        return None
     return tuple([not parameter.do_not_specialize for parameter in kernel.params])
 
 

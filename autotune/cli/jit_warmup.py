@@ -22,8 +22,8 @@ def warm_up(
     through: Annotated[int, typer.Option(min=1, max=1 << 17, help="The largest token count.")] = 16_384,
     unspecialize: Annotated[
         bool,
-        typer.Option("--unspecialize", help="With the kernel that AUTOTUNE_UNSPECIALIZE=1 puts in place."),
-    ] = False,
+        typer.Option(help="With the kernel that the plugin puts in place unless AUTOTUNE_UNSPECIALIZE=0."),
+    ] = True,
     run: Annotated[
         bool,
         typer.Option("--run", help="Compile with a cold Triton cache and launch every count on the GPU."),

@@ -47,7 +47,7 @@ class Settings:
     mode: Mode = "route"
     timeout_s: float = 2.0
     concurrency: int = 8
-    unspecialize: bool = False
+    unspecialize: bool = True
     warmup_s: float = 120.0
     cache: Path = Path("~/.cache/moe-autotune")
     metrics: bool = True

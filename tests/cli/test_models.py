@@ -20,9 +20,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-RECORDED = {name: ["h200"] for name in ("qwen-moe-fp8", "qwen-moe-fp8-tensor", "qwen-moe-bf16")} | {
-    "deepseek-r1": ["h200", "tp8"]
-}
+RECORDED = {
+    name: ["h200"] for name in ("qwen-moe-fp8", "qwen-moe-fp8-tensor", "qwen-moe-bf16", "mixtral-8x7b-fp8")
+} | {"deepseek-r1": ["h200", "tp8"]}
 
 
 def test_the_list_names_every_model_with_dimensions_and_source() -> None:

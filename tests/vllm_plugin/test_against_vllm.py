@@ -39,6 +39,7 @@ def test_all_features_apply_and_come_off_again(inside: Inside) -> None:
             "static-bf16",
             "tiles",
             "router",
+            "recompiles",
             "counts",
             "metrics",
             "deep-gemm-warmup",

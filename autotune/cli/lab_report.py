@@ -105,7 +105,7 @@ def _facts(facts: ArmFacts) -> list[str]:
     if facts.starts_beside_others:
         lines.append(f"  {facts.starts_beside_others} starts beside other servers: no start-up time")
     if facts.memory_mib is not None:
-        lines.append(f"  GPU memory added by a start: {facts.memory_mib:.0f} MiB")
+        lines.append(f"  GPU memory when ready: {facts.memory_mib:.0f} MiB")
     if facts.memory:
         lines.append("  " + ", ".join(f"{name} {value:g}" for name, value in facts.memory.items()))
     compiled = ", ".join(f"{name} {count}" for name, count in sorted(facts.compiles.items()))

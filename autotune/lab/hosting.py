@@ -14,7 +14,7 @@ from typing import Self
 
 from autotune.lab import logs
 from autotune.lab.children import note_running
-from autotune.lab.machine import Place, gpu_memory_mib
+from autotune.lab.machine import Place, gpu_memory_mib, gpu_memory_of
 from autotune.lab.model import WEIGHTS_PLUGIN, install_random_weights
 from autotune.lab.plan import Arm, Plan
 from autotune.lab.results import Folder, Start
@@ -155,7 +155,10 @@ class Host:
     def _await(self, arm: Arm, starting: _Starting, at_once: int) -> Hosted:
         log, before, alone = starting.log, starting.memory_before, starting.amid == 0
         ready_s = starting.server.wait_ready(self.start_limit_s)
-        memory_now = gpu_memory_mib()
+        memory = gpu_memory_of(starting.server.process.pid)
+        if memory is None and at_once == 1:  # of servers that start at once the difference is everybody's
+            memory_now = gpu_memory_mib()
+            memory = None if before is None or memory_now is None else memory_now - before
         text = logs.text_from(log, 0)
         record = Start(
             arm=arm.name,
@@ -166,8 +169,7 @@ class Host:
             cache="kept" if starting.kept else "empty",
             command=tuple(starting.command),
             environment={k: v for k, v in sorted(starting.env.items()) if k.startswith(_SHOWN)},
-            # Of servers that start at once, the difference is everybody's.
-            memory_mib=None if before is None or memory_now is None or at_once > 1 else memory_now - before,
+            memory_mib=memory,
             memory={k: v for k, v in logs.memory(text).items() if at_once == 1 or k != "graphs_gib"},
             lines=logs.kept_lines(text),
         )

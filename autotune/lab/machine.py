@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 from pathlib import Path
 
@@ -51,10 +52,34 @@ def gpu_memory_mib() -> int | None:
     return sum(values) if values else None
 
 
-def _nvidia_smi(field: str) -> list[str]:
+def gpu_memory_of(session: int) -> int | None:
+    """Memory that a session's processes hold on all GPUs together, MiB.
+
+    None where nvidia-smi does not tell: it names no process of the session (in a container it may number them
+    as the host does), or not its memory.
+
+    Args:
+        session: the process id of the session's leader.
+    """
+    held = []
+    for line in _nvidia_smi("pid,used_memory", of="compute-apps"):
+        pid, _, mib = (part.strip() for part in line.partition(","))
+        if pid.isdecimal() and mib.isdecimal() and _session(int(pid)) == session:
+            held.append(int(mib))
+    return sum(held) if held else None
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _nvidia_smi(field: str, of: str = "gpu") -> list[str]:
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
+            ["nvidia-smi", f"--query-{of}={field}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=30,

@@ -80,7 +80,7 @@ class ArmFacts:
     Args:
         ready_s: start-up times of servers that started alone, by the state of their caches; seconds.
         starts_beside_others: starts that give no start-up time.
-        memory_mib: GPU memory that a start added; median.
+        memory_mib: GPU memory of a server when it is ready; median.
         memory: GiB as vLLM logs them; medians.
         compiles: kernels compiled while measured, over all whole pairs, by name.
     """

@@ -29,7 +29,8 @@ class Start(_Frozen):
         alone: no other server of the experiment was resident; only then `ready_s` is a start-up time.
         cache: what its compile caches held: `empty` or `kept` ones of an earlier start.
         environment: the variables of vLLM, Triton and this project that it got.
-        memory_mib: GPU memory that the start added, by nvidia-smi; None where that says nothing.
+        memory_mib: GPU memory that its processes hold when it is ready, by nvidia-smi; where that does not
+            tell processes apart, what its start added to all in use; None where that is unknown, too.
         memory: GiB as vLLM logs them.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -89,6 +90,33 @@ def test_an_arm_without_routes_is_refused_before_anything_starts(tmp_path: Path)
     with pytest.raises(UsageError, match="--table"):
         run_plan(plan, Folder(tmp_path), Options(), print)
     assert not (tmp_path / "logs").exists()
+
+
+SMI = """#!/bin/sh
+case "$1" in
+    --query-compute-apps=pid,used_memory) ps -eo pid= | while read pid; do echo "$pid, ANSWER"; done ;;
+    --query-gpu=memory.used) echo 9000 ;;
+esac
+"""
+"""A driver that finds every process of this machine on the GPU."""
+
+
+@pytest.mark.parametrize(("answer", "at_once", "alone"), [("700", 700, 700), ("[N/A]", None, 0)])
+def test_a_servers_gpu_memory_is_that_of_its_own_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, at_once: int | None, alone: int
+) -> None:
+    (tmp_path / "bin").mkdir()
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.write_text(SMI.replace("ANSWER", answer))
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
+    plan = stand_in_plan()
+    with host_of(plan, tmp_path / "both") as host:
+        host.ready_at_once(plan.arms)
+        assert [host.running[arm.name].start.memory_mib for arm in plan.arms] == [at_once] * 2
+    with host_of(plan, tmp_path / "one") as host:
+        # Without the processes' own, what a start added to all in use.
+        assert host.ready(plan.arms[0]).start.memory_mib == alone
 
 
 def test_servers_that_start_at_once_are_all_there_or_none_is(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Every backend against token counts, side by side in one process, with the floor.
 
     python benchmarks/kernels.py --model qwen-moe-fp8-tensor --tokens 1,8,64 [--backends triton,fused_decode]
+                                 [--routing uniform,zipf:1.0] [--each 3]
                                  [--seconds 120] [--evidence FILE] [--out FOLDER] [--replay]
 
 A row is a token count. A cell is a backend's median in microseconds, and in brackets the interval of the
-baseline's time over its own (two-sided 90%, bootstrap over the blocks of one process: above 1 is faster than
-what vLLM runs unaided). For each backend the best candidate that the recorded evidence knows at that count is
-timed, or at the nearest count, and where there is none the search's starting points. `*` marks the fastest
-of those whose whole interval is above 1; without one nothing is faster than what vLLM runs unaided.
+baseline's time over its own (two-sided 90%, bootstrap over the blocks of one process: above 1 is faster
+than what vLLM runs unaided). For each backend the best candidate that the recorded evidence knows at that
+count is timed, or at the nearest count, and where there is none the search's starting points; with --each N
+the N best, and the fastest of them is shown. --routing draws experts otherwise than uniformly; what is
+known best was found with uniform routing. `*` marks the fastest of those whose whole interval is above 1;
+without one nothing is faster than what vLLM runs unaided.
 
 Needs a CUDA GPU and vLLM; --replay reads the recorded figures instead, and measures nothing. An `s` marks
 those that come from the screening only: the fastest of many, not timed again on other inputs.
@@ -29,11 +32,11 @@ from typing import Any
 from autotune.choose.floor import CEILINGS, floor
 from autotune.choose.space import Space
 from autotune.choose.statistics import speedup
-from autotune.cli.problems import parse_backends, parse_numbers, resolve
+from autotune.cli.problems import parse_backends, parse_numbers, parse_routing, resolve
 from autotune.measure.evidence_file import find_evidence
 from autotune.measure.task import Runner, Task
 from autotune.vocabulary.candidate import BACKENDS, BackendName, Candidate
-from autotune.vocabulary.errors import AutotuneError
+from autotune.vocabulary.errors import AutotuneError, UsageError
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
 from autotune.vocabulary.problem import Problem
 
@@ -53,6 +56,8 @@ class Bench:
     checkpoint: Checkpoint
     only: frozenset[BackendName] | None
     known: Sequence[Measurement]
+    routing: str = "uniform"
+    each: int = 1
 
     def candidates(self, tokens: int, baseline: Candidate) -> list[Candidate]:
         """What to time at one count: the baseline first, then each backend's best known candidate."""
@@ -64,8 +69,8 @@ class Bench:
         space = Space(self.problem, tokens, self.runner.machine.environment, self.only)
         starts = space.seeds(baseline, [])
         for name in space.backends:
-            best = best_known(self.known, name, tokens)
-            mine = [best] if best else [c for c in (*space.fixed(), *starts) if c.backend == name]
+            best = best_known(self.known, name, tokens, self.each)
+            mine = best or [c for c in (*space.fixed(), *starts) if c.backend == name]
             for candidate in mine:
                 if recorded is None or candidate in recorded:
                     found.setdefault(candidate.digest, candidate)
@@ -74,8 +79,9 @@ class Bench:
     def row(self, tokens: int, baseline: Candidate, candidates: Iterable[Candidate]) -> dict[str, Any]:
         """Time one count."""
         task = Task(
-            self.problem, self.checkpoint, tokens, baseline, tuple(candidates), Stage.FINAL, "bench-kernels"
-        )
+            self.problem, self.checkpoint, tokens, baseline, tuple(candidates), Stage.FINAL, "bench-kernels",
+            self.routing,
+        )  # fmt: skip
         measured = list(self.runner.measure(task))
         if self.runner.machine.recording:
             # Only finalists have finals on record, and the baseline against itself is not among them.
@@ -83,9 +89,12 @@ class Bench:
             rest = tuple(c for c in task.candidates if c.digest not in final)
             measured += self.runner.measure(replace(task, candidates=rest, stage=Stage.SCREEN))
         ceilings = CEILINGS.get(self.runner.machine.environment.gpu)
-        least = floor(self.problem, tokens, ceilings) if ceilings else None
+        # The floor counts the experts that uniform routing touches.
+        uniform = self.routing == "uniform"
+        least = floor(self.problem, tokens, ceilings) if ceilings and uniform else None
         row: dict[str, Any] = {
-            "tokens": tokens, "baseline": baseline.model_dump(mode="json"), "baseline_us": None,
+            "tokens": tokens, "routing": self.routing,
+            "baseline": baseline.model_dump(mode="json"), "baseline_us": None,
             "floor_us": round(least.us, 2) if least else None, "bound": least.bound if least else None,
             "backends": {}, "failed": [],
         }  # fmt: skip
@@ -121,16 +130,16 @@ def _cell(m: Measurement) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def best_known(known: Sequence[Measurement], backend: str, tokens: int) -> Candidate | None:
-    """The backend's fastest candidate against its baseline, at that count or the nearest measured one."""
+def best_known(known: Sequence[Measurement], backend: str, tokens: int, each: int = 1) -> list[Candidate]:
+    """The backend's fastest candidates against the baseline, at that count or the nearest measured one."""
     mine = [m for m in known if m.candidate.backend == backend and m.times is not None]
     if not mine:
-        return None
+        return []
     nearest = min({m.tokens for m in mine}, key=lambda count: (abs(math.log(count / tokens)), count))
     here = [m for m in mine if m.tokens == nearest]
-    finals = [m for m in here if m.stage is Stage.FINAL]
-    best = min(finals or here, key=_relative)
-    return best.candidate
+    # Finals first: they were timed again on other inputs.
+    ranked = sorted(here, key=lambda m: (m.stage is not Stage.FINAL, _relative(m)))
+    return list({m.candidate.digest: m.candidate for m in ranked}.values())[:each]
 
 
 def _relative(m: Measurement) -> float:
@@ -141,7 +150,7 @@ def _relative(m: Measurement) -> float:
 def run_model(bench: Bench, counts: Sequence[int], deadline: float) -> list[dict[str, Any]]:
     """Rows for one model, each printed as it is made; stops at the deadline."""
     names = [name for name in BACKENDS if bench.only is None or name in bench.only]
-    print(f"\n{bench.problem} ({bench.checkpoint} checkpoint)")
+    print(f"\n{bench.problem} ({bench.checkpoint} checkpoint), {bench.routing} routing")
     print(f"{'tokens':>7}{'floor':>8}{'baseline':>10}  " + "".join(f"{name:<{CELL}}" for name in names))
     planned = []
     for tokens in counts:
@@ -214,6 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--tokens", default=TOKENS)
     parser.add_argument("--backends", default="", help="default: all that take the problem")
+    parser.add_argument("--routing", default="uniform", help="uniform, or zipf:S; several by comma")
+    parser.add_argument("--each", type=int, default=1, help="best known candidates of each backend to time")
     parser.add_argument("--seconds", type=float, default=420.0, help="time for all models")
     parser.add_argument("--evidence", type=Path, help="a recording (.jsonl.gz) instead of the shipped ones")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of kernels.json")
@@ -227,6 +238,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {"replay": given.replay, "models": models}
     try:
         counts, only = parse_numbers("--tokens", given.tokens), parse_backends(given.backends)
+        routings = [parse_routing(text) for text in given.routing.split(",")]
+        if given.replay and routings != ["uniform"]:
+            raise UsageError("The recordings are of uniform routing.", "Leave --routing or --replay out.")
+        if given.each < 1:
+            raise UsageError(f"--each {given.each}: at least 1 candidate is timed.", "Leave --each out.")
         for model in (given.model or MODELS).split(","):
             problem, checkpoint = resolve(model, "")
             if given.replay and not given.model and not find_evidence(problem, GPU, given.evidence):
@@ -240,14 +256,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "environment": environment.model_dump(mode="json"), "driver": runner.machine.driver
                 }  # fmt: skip
             known = find_evidence(problem, runner.machine.environment.gpu, given.evidence)
-            bench = Bench(runner, problem, checkpoint, only, known[1] if known else ())
+            bench = Bench(runner, problem, checkpoint, only, known[1] if known else (), each=given.each)
             here = [c for c in counts if not given.replay or runner.recorded(problem, c)]
-            models[model] = {
-                "problem": str(problem), "rows": run_model(bench, here, start + given.seconds)
-            }  # fmt: skip
+            rows: list[dict[str, Any]] = []
+            models[model] = {"problem": str(problem), "rows": rows}
+            for bench.routing in routings:
+                rows += run_model(bench, here, start + given.seconds)
     except AutotuneError as error:
         print(error, file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     finally:
         if runner is not None:
             runner.close()

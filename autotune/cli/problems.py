@@ -61,6 +61,19 @@ def parse_numbers(option: str, text: str, most: int = 1 << 20) -> list[int]:
     return sorted(values)
 
 
+def parse_routing(text: str) -> str:
+    """How tokens spread over experts: `uniform`, or `zipf:S` with an exponent.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    from autotune.vocabulary.measurement import ROUTING_PATTERN
+
+    if not re.fullmatch(ROUTING_PATTERN, text.strip()):
+        raise UsageError(f"Unknown routing {text!r}.", "Use uniform, or zipf:S such as zipf:1.2.")
+    return text.strip()
+
+
 def parse_duration(text: str) -> float | None:
     """Seconds of `90s`, `5m`, `1h` or a bare number; None for `none`.
 

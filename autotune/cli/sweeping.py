@@ -104,14 +104,12 @@ def sweep(
 
     Example: autotune sweep --gpu h200 --model qwen-moe-fp8 --budget 5m --publish
     """
-    import re
 
     from rich.console import Console
 
-    from autotune.cli.problems import parse_backends, parse_duration, parse_numbers, resolve
+    from autotune.cli.problems import parse_backends, parse_duration, parse_numbers, parse_routing, resolve
     from autotune.vocabulary.environment import gpu_name
     from autotune.vocabulary.errors import UsageError
-    from autotune.vocabulary.measurement import ROUTING_PATTERN
 
     console = Console(stderr=True, highlight=False)
     device = gpu_name(gpu)
@@ -120,8 +118,7 @@ def sweep(
     profiles = parse_numbers("--concurrency", concurrency)
     only = parse_backends(backends)
     seconds = parse_duration(budget)
-    if not re.fullmatch(ROUTING_PATTERN, routing):
-        raise UsageError(f"Unknown routing {routing!r}.", "Use uniform, or zipf:S such as zipf:1.2.")
+    routing = parse_routing(routing)
     if not 0 < margin < 1:
         raise UsageError(f"--margin must lie between 0 and 1, not {margin}.", "0.01 is the default.")
     _require_packages()

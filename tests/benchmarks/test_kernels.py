@@ -95,10 +95,30 @@ def test_the_best_known_candidate_is_that_of_the_nearest_count(program: ModuleTy
         if m.tokens == 1 and m.stage is Stage.FINAL and m.candidate.backend == "fused_decode"
         and m.status is Status.OK and m.times
     ]  # fmt: skip
-    best = program.best_known(known[1], "fused_decode", 1)
+    (best,) = program.best_known(known[1], "fused_decode", 1)
     assert best in {m.candidate for m in finals}
-    assert program.best_known(known[1], "deep_gemm", 1) is None
+    several = program.best_known(known[1], "fused_decode", 1, 4)
+    assert several[0] == best
+    assert len({candidate.digest for candidate in several}) == 4
+    assert program.best_known(known[1], "deep_gemm", 1) == []
     assert program.best_known(known[1], "triton", 100_000) == program.best_known(known[1], "triton", 16_384)
+
+
+def test_a_routing_that_is_not_on_record_is_refused(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay = ["--replay", "--model", MODEL, "--tokens", "8", "--out", str(tmp_path)]
+    for words, reason in (
+        (["--routing", "zipf:1.0"], "recordings are of uniform routing"),
+        (["--routing", "uniform,zipf"], "Unknown routing 'zipf'"),
+        (["--each", "0"], "--each 0"),
+    ):
+        assert program.main([*replay, *words]) == 2
+        assert reason in capsys.readouterr().err
+    assert not (tmp_path / "kernels.json").exists()
+    assert program.main([*replay, "--each", "3"]) == 0
+    (row,) = json.loads((tmp_path / "kernels.json").read_text())["models"][MODEL]["rows"]
+    assert row["routing"] == "uniform"
 
 
 def test_no_time_means_no_row_and_no_evidence_is_said(

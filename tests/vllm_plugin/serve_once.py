@@ -1,0 +1,45 @@
+"""A whole vLLM engine: start it, generate, print what was generated. Run by `test_serving_gpu.py`.
+
+    python serve_once.py MODEL_FOLDER [FLAG]
+
+Prints one JSON line: for each prompt its generated token ids, and how long the start took in seconds. The
+file FLAG is made between the start and the first prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PROMPTS = (8, 600)
+NEW_TOKENS = 12
+
+
+def main() -> None:
+    import vllm
+
+    start = time.monotonic()
+    engine: Any = vllm.LLM(
+        sys.argv[1],
+        load_format="dummy",
+        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=1 << 30,
+        max_model_len=2048,
+        enable_prefix_caching=False,
+        compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8]},
+    )
+    ready = time.monotonic()
+    if len(sys.argv) > 2:
+        Path(sys.argv[2]).touch()
+    wanted = vllm.SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [100 + 7 * i % 1000 for i in range(length)]} for length in PROMPTS]
+    answers = engine.generate(prompts, wanted, use_tqdm=False)
+    tokens = [list(answer.outputs[0].token_ids) for answer in answers]
+    print(json.dumps({"tokens": tokens, "start_s": round(ready - start, 1)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Faults that must cost speed only, in whole vLLM engines on a GPU: each starts, serves, names the cause."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.vocabulary.candidate import FusedTritonCandidate, Tile
+from autotune.vocabulary.environment import Environment
+from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.wire import encode_tables
+from tests.client.servers import Script, http_service, raw_server
+from tests.factories import make_published, make_table, triton
+from tests.vllm_plugin.faults import NOWHERE, READ_ONLY, TOO_LARGE
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+ROOT = Path(__file__).parents[2]
+PROBLEM = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_block128")
+TILE = triton(16, 128, 128, swap_ab=True, num_warps=4, num_stages=3)
+OURS = FusedTritonCandidate(
+    gate_up=Tile(block_m=16, block_n=128, block_k=128, num_warps=4, num_stages=3),
+    down=Tile(block_m=16, block_n=128, block_k=128, num_warps=4, num_stages=3),
+)
+
+FAULTY_PLUGIN = """
+import os
+
+def raising():
+    # Our kernels fail once the engine is up: the profiling run and every probe have gone well.
+    from autotune.vllm_plugin import own_experts
+
+    apply = own_experts.OwnKernel.apply
+
+    def failing(self, *args, **named):
+        if os.path.exists(os.environ["FAULT_FLAG"]):
+            raise RuntimeError("misaligned address")
+        return apply(self, *args, **named)
+
+    own_experts.OwnKernel.apply = failing
+
+def another():
+    # Somebody else's plugin, which replaces the same function first.
+    from vllm.model_executor.layers.fused_moe import fused_moe
+
+    original = fused_moe.get_moe_configs
+
+    def theirs(E, N, dtype, block_n=None, block_k=None):
+        return original(E, N, dtype, block_n, block_k)
+
+    fused_moe.get_moe_configs = theirs
+"""
+
+
+@dataclass(frozen=True)
+class Served:
+    """One engine: what it generated, how long it took to start, and what the plugin said."""
+
+    tokens: list[list[int]]
+    start_s: float
+    lines: list[str]
+
+    def warnings(self) -> set[str]:
+        """The plugin's warnings; every process of vLLM may say each once."""
+        return self.saying("WARNING")
+
+    def saying(self, words: str) -> set[str]:
+        """What the plugin said in lines with these words."""
+        return {line.partition("autotune: ")[2] for line in self.lines if words in line}
+
+
+def serve(folder: Path, plugins: str = "random_weights,autotune", **env: str) -> Served:
+    """Start an engine with the plugin, generate, and read its log."""
+    from autotune.lab.model import install_random_weights, write_model
+
+    model, site, flag = folder / "model", folder / "site", folder / "up"
+    flag.unlink(missing_ok=True)
+    write_model(model, "fp8_block128", layers=2)
+    install_random_weights(site)
+    (site / "faulty_plugins.py").write_text(FAULTY_PLUGIN)
+    metadata = site / "faulty_plugins-0.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-plugins\nVersion: 0\n")
+    # vLLM loads plugins as Python finds them: this folder is the first on the path.
+    (metadata / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nraising = faulty_plugins:raising\nanother = faulty_plugins:another\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE_")}
+    paths = [str(site), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("serve_once.py")), str(model), str(flag)],
+        capture_output=True, text=True, timeout=380,
+        env={
+            **clean, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "VLLM_PLUGINS": plugins,
+            "FAULT_FLAG": str(flag), "VLLM_DEEP_GEMM_WARMUP": "skip",
+            "AUTOTUNE_CACHE": str(folder / "cache"), **env,
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if "autotune: " in line]
+    (answer,) = [line for line in done.stdout.splitlines() if line.startswith('{"tokens"')]
+    return Served(**json.loads(answer), lines=lines)
+
+
+@pytest.fixture(scope="module")
+def here() -> Environment:
+    """This machine, as the plugin names it."""
+    from autotune.measure.detect import detect_environment
+
+    return detect_environment()
+
+
+def body(environment: Environment, **changes: Any) -> dict[str, Any]:
+    table = make_table(problem=PROBLEM, environment=environment, winner=TILE, tokens=(1, 8, 64), **changes)
+    return encode_tables([make_published(table, revision=7)])
+
+
+@contextmanager
+def script(answer: Callable[[Script], None]) -> Iterator[dict[str, str]]:
+    said = Script()
+    answer(said)
+    with http_service(said) as url:
+        yield {"AUTOTUNE_URL": url}
+
+
+def _broken(data: dict[str, Any]) -> dict[str, Any]:
+    """Another time, the same digest."""
+    text = json.dumps(data)
+    assert '"p50_us": 17.2' in text
+    broken: dict[str, Any] = json.loads(text.replace('"p50_us": 17.2', '"p50_us": 17.1'))
+    return broken
+
+
+def _silent(connection: socket.socket) -> None:
+    connection.recv(1000)
+
+
+FAULTS: dict[str, str] = {
+    "down": "gave no usable answer: ",
+    "silent": "no complete answer within 1 s",
+    "500": "it answered HTTP 500",
+    "cut": "gave no usable answer: ",
+    "lying": "does not match its content",
+    "wrong GPU": "no table is for ",
+    "another vLLM": "vllm {vllm} (table: 0.24.0)",
+    "unfit tile": "bytes of shared memory",
+    "read-only cache": "the answer is not kept for later: ",
+    "another plugin": "already replaced",
+}
+
+
+def fault(name: str, here: Environment, folder: Path, stack: ExitStack) -> dict[str, str]:
+    """The environment variables that bring a fault about."""
+
+    def table(environment: Environment, winner: Any = TILE) -> dict[str, str]:
+        made = make_table(problem=PROBLEM, environment=environment, winner=winner, tokens=(1, 8, 64))
+        path = folder / "table.json"
+        path.write_text(json.dumps(made.to_json_data()))
+        return {"AUTOTUNE_TABLE": str(path)}
+
+    def service(answer: Callable[[Script], None]) -> dict[str, str]:
+        return stack.enter_context(script(answer))
+
+    def cut(said: Script) -> None:
+        said.says(body(here))
+        said.body = said.body[:200]
+
+    match name:
+        case "down":
+            return {"AUTOTUNE_URL": NOWHERE}
+        case "silent":
+            return {"AUTOTUNE_URL": stack.enter_context(raw_server(_silent)), "AUTOTUNE_TIMEOUT": "1"}
+        case "500":
+            return service(lambda said: setattr(said, "status", 500))
+        case "cut":
+            return service(cut)
+        case "lying":
+            return service(lambda said: said.says(_broken(body(here))))
+        case "wrong GPU":
+            return table(here.model_copy(update={"gpu": "NVIDIA_H100_80GB_HBM3"}))
+        case "another vLLM":
+            return table(here.model_copy(update={"vllm": "0.24.0"}))
+        case "unfit tile":
+            return table(here, TOO_LARGE)
+        case "read-only cache":
+            answer = service(lambda said: said.says(body(here), etag='"x"'))
+            return {**answer, "AUTOTUNE_CACHE": READ_ONLY}
+        case _:
+            return {**table(here), "VLLM_PLUGINS": "random_weights,another,autotune"}
+
+
+@pytest.mark.parametrize("name", list(FAULTS))
+def test_the_engine_starts_and_serves_and_one_line_names_the_cause(
+    name: str, here: Environment, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        served = serve(tmp_path, **fault(name, here, tmp_path, stack))
+    assert [len(tokens) for tokens in served.tokens] == [12, 12]
+    said = FAULTS[name].format(vllm=here.vllm)
+    assert len(served.saying(said)) == 1, served.lines
+
+
+def test_a_backend_that_raises_at_call_time_leaves_the_table_and_the_rest_serves(
+    here: Environment, tmp_path: Path
+) -> None:
+    made = make_table(
+        problem=PROBLEM, environment=here, winner=OURS, tokens=(8, 1024), firsts={8: 1, 1024: 512}
+    )
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(made.to_json_data()))
+    served = serve(tmp_path, "random_weights,raising,autotune", AUTOTUNE_TABLE=str(path))
+    assert [len(tokens) for tokens in served.tokens] == [12, 12]
+    (line,) = served.warnings()
+    assert "fused_triton leaves the table" in line
+    assert "RuntimeError: misaligned address" in line
+
+
+def test_a_whole_engine_routes_and_an_excluded_plugin_says_nothing(here: Environment, tmp_path: Path) -> None:
+    made = make_table(problem=PROBLEM, environment=here, winner=OURS, tokens=(8, 64), firsts={8: 1})
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(made.to_json_data()))
+    served = serve(tmp_path, AUTOTUNE_TABLE=str(path))
+    assert served.warnings() == set()
+    assert [line for line in served.lines if "routing per call for" in line]
+    stock = serve(tmp_path, "random_weights", AUTOTUNE_TABLE=str(path))
+    assert stock.lines == []
+    assert [len(tokens) for tokens in stock.tokens] == [12, 12]

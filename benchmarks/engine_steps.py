@@ -1,0 +1,177 @@
+"""What a decode step of vLLM's engine takes on the GPU, stock against the plugin, without a client.
+
+    python benchmarks/engine_steps.py [--scheme fp8_tensor] [--layers 12] [--batches 1,8,32,128]
+                                      [--prompt 128] [--steps 16] [--out FOLDER]
+
+A served token also costs its way from the engine to the client; here nothing but the engine runs. Each arm
+is an engine in a process of its own, one after the other, with random weights and the plugin's starter
+table. For each batch: the median wall time of a step, the time in which kernels ran on the GPU
+(torch.profiler, CUDA graphs included), the time of the kernels that differ between the arms, per layer, and
+the kernels that took longest. The arms are minutes apart, so the figures are for finding causes; `autotune
+lab` measures in turns.
+
+Needs a CUDA GPU and vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ARMS = ("stock", "plugin")
+LONGEST = 12
+"""Kernels that are listed."""
+
+
+def engine(given: argparse.Namespace) -> None:
+    """One arm, in a process of its own: measure and print JSON."""
+    import vllm
+    from torch.profiler import ProfilerActivity, profile
+
+    model: Any = vllm.LLM(
+        str(given.model),
+        load_format="dummy",
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=16 << 30,
+        max_model_len=4096,
+    )
+    draw = random.Random(1)
+    found = {}
+    for batch in given.batches:
+        _fill(model, draw, batch, given.prompt, given.steps)
+        walls = []
+        for _ in range(given.steps):
+            start = time.perf_counter()
+            model.llm_engine.step()
+            walls.append(time.perf_counter() - start)
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(given.steps):
+                model.llm_engine.step()
+        kernels: dict[str, float] = {}
+        for event in seen.key_averages():
+            if event.self_device_time_total > 0:
+                kernels[event.key] = event.self_device_time_total / given.steps
+        found[batch] = {
+            "step_us": round(statistics.median(walls) * 1e6, 1), "gpu_us": round(sum(kernels.values()), 1),
+            "kernels_us": {name: round(us, 2) for name, us in kernels.items()},
+        }  # fmt: skip
+        while model.llm_engine.has_unfinished_requests():
+            model.llm_engine.step()
+    print(json.dumps(found), flush=True)
+
+
+def _fill(model: Any, draw: random.Random, batch: int, prompt: int, steps: int) -> None:
+    """A batch of requests, all of them past their prompts."""
+    import vllm
+
+    wanted = vllm.SamplingParams(temperature=0, ignore_eos=True, max_tokens=3 * steps + 24)
+    for number in range(batch):
+        tokens = [draw.randrange(1000, 150_000) for _ in range(prompt)]
+        model.llm_engine.add_request(f"{batch}-{number}", {"prompt_token_ids": tokens}, wanted)
+    # Prompts may take several steps; from its first token on the engine returns a request at every step.
+    for _ in range(8 + steps):
+        if len(model.llm_engine.step()) == batch:
+            return
+
+
+def run(arm: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Start an arm's process and read what it measured."""
+    from autotune.cli.lab_plan import starter_table
+    from autotune.lab.model import WEIGHTS_PLUGIN, install_random_weights, write_model
+
+    model, site = folder / "model", folder / "site"
+    write_model(model, given.scheme, given.layers)
+    install_random_weights(site)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE_")}
+    env |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH", "")))),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_DEEP_GEMM_WARMUP": "skip",
+        "VLLM_PLUGINS": WEIGHTS_PLUGIN + (",autotune" if arm == "plugin" else ""),
+        "AUTOTUNE_TABLE": str(starter_table(given.scheme)),
+        "AUTOTUNE_CACHE": str(folder / "tables"),
+    }
+    words = [sys.executable, __file__, *sys.argv[1:], "--engine", str(model)]
+    done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"the engine of {arm} ended with {done.returncode}; its log is above")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def report(arms: dict[str, dict[str, Any]], layers: int) -> str:
+    """The arms side by side, and the kernels that took longest."""
+    lines = [f"{'batch':>6}" + "".join(f"{arm + ' step us':>16}{arm + ' GPU us':>16}" for arm in arms)]
+    lines[0] += f"{'differing kernels, us a layer':>38}"
+    batches = list(next(iter(arms.values())))
+    for batch in batches:
+        cells = "".join(
+            f"{found[batch]['step_us']:>16}{found[batch]['gpu_us']:>16}" for found in arms.values()
+        )
+        apart = "  against  ".join(f"{us:.1f}" for us in _differing(arms, batch, layers))
+        lines.append(f"{batch:>6}{cells}{apart:>38}")
+    for arm, found in arms.items():
+        for batch in batches:
+            lines.append(f"\n{arm}, batch {batch}: microseconds a step")
+            longest = sorted(found[batch]["kernels_us"].items(), key=lambda item: -item[1])[:LONGEST]
+            lines += [f"{us:>12.1f}  {name[:90]}" for name, us in longest]
+    return "\n".join(lines)
+
+
+def _differing(arms: dict[str, dict[str, Any]], batch: str, layers: int) -> Sequence[float]:
+    kernels = [found[batch]["kernels_us"] for found in arms.values()]
+    common = set.intersection(*(set(named) for named in kernels))
+    return [sum(us for name, us in named.items() if name not in common) / layers for named in kernels]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scheme", default="fp8_tensor", choices=["fp8_tensor", "fp8_block128"])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--batches", default="1,8,32,128", type=lambda t: [int(n) for n in t.split(",")])
+    parser.add_argument("--prompt", type=int, default=128, help="prompt tokens of each request")
+    parser.add_argument("--steps", type=int, default=16, help="steps timed, and again profiled")
+    parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of engine_steps.json")
+    parser.add_argument("--engine", dest="model", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    # transformers looks for a package `kernels`: the file of that name beside this one must not answer.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
+    if given.model:
+        engine(given)
+        return 0
+    from autotune.measure.detect import detect_environment, driver_version
+    from autotune.vocabulary.errors import AutotuneError
+
+    try:
+        environment = detect_environment()
+    except AutotuneError as error:
+        print(error, file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="engine-steps-") as folder:
+        arms = {arm: run(arm, given, Path(folder)) for arm in ARMS}
+    text = f"{environment}; driver {driver_version()}; {given.scheme}, {given.layers} layers\n"
+    text += report(arms, given.layers)
+    print(text)
+    given.out.mkdir(parents=True, exist_ok=True)
+    kept = {
+        "environment": environment.model_dump(mode="json"), "driver": driver_version(), "arms": arms,
+        "scheme": given.scheme, "layers": given.layers, "prompt": given.prompt, "steps": given.steps,
+    }  # fmt: skip
+    (given.out / "engine_steps.json").write_text(json.dumps(kept, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -110,4 +110,7 @@ def _facts(facts: ArmFacts) -> list[str]:
         lines.append("  " + ", ".join(f"{name} {value:g}" for name, value in facts.memory.items()))
     compiled = ", ".join(f"{name} {count}" for name, count in sorted(facts.compiles.items()))
     lines.append(f"  compiled while measured: {compiled or 'nothing'}")
+    if facts.steps:
+        lines.append("  steps by what served them, warm-ups included:")
+    lines += [f"  {count:>8}  {name}" for name, count in facts.steps.items()]
     return lines

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.lab import logs
+from autotune.lab import logs, metrics
 from autotune.lab.children import note_running
 from autotune.lab.machine import Place, gpu_memory_mib, gpu_memory_of
 from autotune.lab.model import WEIGHTS_PLUGIN, install_random_weights
@@ -182,6 +182,7 @@ class Host:
         """Stop an arm's server if it runs."""
         hosted = self.running.pop(arm.name, None)
         if hosted is not None:
+            metrics.keep(hosted.server.port, self.folder.metrics_of(hosted.server.log.name))
             hosted.server.stop()
 
     def stop_all(self) -> None:

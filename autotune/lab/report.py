@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.choose.statistics import speedup
+from autotune.lab import metrics
 from autotune.lab.plan import MIN_ROUNDS, Plan, Point
 from autotune.lab.results import Folder, Pair, Start
 
@@ -83,6 +84,8 @@ class ArmFacts:
         memory_mib: GPU memory of a server when it is ready; median.
         memory: GiB as vLLM logs them; medians.
         compiles: kernels compiled while measured, over all whole pairs, by name.
+        steps: engine steps of its last server by what served them, rehearsals and warm-ups included; empty
+            without the plugin's counts.
     """
 
     arm: str
@@ -92,6 +95,7 @@ class ArmFacts:
     memory_mib: float | None
     memory: dict[str, float]
     compiles: dict[str, int]
+    steps: dict[str, int]
     lines: tuple[str, ...]
 
 
@@ -172,7 +176,7 @@ def make_report(folder: Folder, margin: float = MARGIN) -> Report:
         plan=plan,
         pairs=len(pairs),
         comparisons=tuple(comparisons),
-        arms=tuple(_facts(plan, arm.name, pairs, starts) for arm in plan.arms),
+        arms=tuple(_facts(folder, plan, arm.name, pairs, starts) for arm in plan.arms),
         places=tuple(dict.fromkeys(str(next(iter(pair.results.values())).place) for pair in pairs)),
     )
 
@@ -229,7 +233,7 @@ def _outcome(low: float, high: float, metric: Metric, margin: float) -> Outcome:
     return Outcome.NO_DIFFERENCE
 
 
-def _facts(plan: Plan, arm: str, pairs: list[Pair], starts: list[Start]) -> ArmFacts:
+def _facts(folder: Folder, plan: Plan, arm: str, pairs: list[Pair], starts: list[Start]) -> ArmFacts:
     mine = [start for start in starts if start.arm == arm]
     ready: dict[str, list[float]] = {}
     for start in mine:
@@ -249,5 +253,6 @@ def _facts(plan: Plan, arm: str, pairs: list[Pair], starts: list[Start]) -> ArmF
         memory_mib=stats.median(memory) if memory else None,
         memory={name: stats.median(s.memory[name] for s in mine if name in s.memory) for name in names},
         compiles=compiled,
+        steps=metrics.steps(folder.metrics_of(mine[-1].log)) if mine else {},
         lines=mine[-1].lines if mine else (),
     )

@@ -169,6 +169,10 @@ class Folder:
         found = [self.pair(plan, round_, point) for round_ in range(plan.rounds) for point in plan.points]
         return [pair for pair in found if pair is not None]
 
+    def metrics_of(self, log: str) -> Path:
+        """Where the plugin's samples of the server with that log are kept."""
+        return (self.path / "starts" / log).with_suffix(".metrics")
+
     def new_log(self, arm: str) -> Path:
         """A log file's name that no start has had."""
         taken = len(list((self.path / "logs").glob(f"{arm}-*.log")))

@@ -3,7 +3,7 @@
 Environment: STAND_IN_MS (milliseconds a token, default 4), STAND_IN_LOSE (every n-th completion is refused),
 STAND_IN_DIE (ends after n completions), STAND_IN_LOG (a line of the log at each completion),
 STAND_IN_COUNT (a file that gets a byte for each completion), STAND_IN_SHIFT (added to the log probabilities),
-STAND_IN_OTHER (position from which on other tokens come).
+STAND_IN_OTHER (position from which on other tokens come), STAND_IN_METRICS (what /metrics says).
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ class Words(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
+        body = os.environ.get("STAND_IN_METRICS", "").encode() if self.path == "/metrics" else b""
         self.send_response(200)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
 
     def do_POST(self) -> None:
         global _served

@@ -13,6 +13,7 @@ from autotune.cli.lab_plan import starter_table
 from autotune.lab.arms import named_arms
 from autotune.lab.hosting import VLLM_SERVE, Host
 from autotune.lab.machine import this_place
+from autotune.lab.metrics import steps
 from autotune.lab.plan import Plan
 from autotune.lab.results import Folder
 from autotune.lab.running import Options, run_plan
@@ -117,6 +118,33 @@ def test_a_servers_gpu_memory_is_that_of_its_own_processes(
     with host_of(plan, tmp_path / "one") as host:
         # Without the processes' own, what a start added to all in use.
         assert host.ready(plan.arms[0]).start.memory_mib == alone
+
+
+SAMPLES = """\
+# HELP autotune_steps_total Engine steps by what served them.
+vllm:num_requests_running{engine="0"} 0.0
+autotune_steps_total{answer="route",backend="fused_decode",base="triton",graph="FULL",mode="route",problem="E=1",reason="",tokens="5..8"} 2032.0
+autotune_steps_total{answer="fallback",backend="triton",base="triton",graph="NONE",mode="route",problem="E=1",reason="unmeasured",tokens="2049..4095"} 57.0
+autotune_steps_total{answer="route",backend="fused_decode",base="triton",graph="FULL",mode="route",problem="E=1",reason="",tokens="1"} 1.2e+04
+autotune_triton_variants{event="compiled after ready",kernel="fused_moe_kernel",rank="0"} 0.0
+"""  # noqa: E501
+
+
+def test_the_plugins_counts_are_kept_when_a_server_ends(tmp_path: Path) -> None:
+    plan = stand_in_plan(fast={"STAND_IN_METRICS": SAMPLES})
+    with host_of(plan, tmp_path) as host:
+        logs = [host.ready(arm).start.log for arm in plan.arms]
+    folder = Folder(tmp_path)
+    stock, fast = map(folder.metrics_of, logs)
+    assert not stock.exists()
+    assert "vllm:" not in fast.read_text()
+    assert len(fast.read_text().splitlines()) == 4
+    assert steps(fast) == {
+        "1 fused_decode, FULL graph": 12000,
+        "5..8 fused_decode, FULL graph": 2032,
+        "2049..4095 triton (unmeasured), no graph": 57,
+    }
+    assert steps(stock) == {}
 
 
 def test_servers_that_start_at_once_are_all_there_or_none_is(tmp_path: Path) -> None:

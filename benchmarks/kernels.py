@@ -5,15 +5,17 @@
                                  [--seconds 120] [--evidence FILE] [--out FOLDER] [--replay]
 
 A row is a token count. A cell is a backend's median in microseconds, and in brackets the interval of the
-baseline's time over its own (two-sided 90%, bootstrap over the blocks of one process: above 1 is faster
-than what vLLM runs unaided). For each backend the best candidate that the recorded evidence knows at that
-count is timed, or at the nearest count, and where there is none the search's starting points; with --each N
-the N best, and the fastest of them is shown. --routing draws experts otherwise than uniformly; what is
-known best was found with uniform routing. `*` marks the fastest of those whose whole interval is above 1;
-without one nothing is faster than what vLLM runs unaided.
+baseline's time over its own (two-sided 90%, bootstrap over blocks and processes: above 1 is faster than
+what vLLM runs unaided). For each backend the best candidate that the recorded evidence knows at that count
+is timed, or at the nearest count, and where there is none the search's starting points; with --each N the N
+best, and the fastest of them is shown. --routing draws experts otherwise than uniformly; what is known best
+was found with uniform routing. `*` marks the fastest of those whose whole interval is above 1; without one
+nothing is faster than what vLLM runs unaided.
 
-Needs a CUDA GPU and vLLM; --replay reads the recorded figures instead, and measures nothing. An `s` marks
-those that come from the screening only: the fastest of many, not timed again on other inputs.
+Needs a CUDA GPU and vLLM; --replay reads the recorded figures instead, of all three processes, and measures
+nothing. An `s` marks those that come from the screening only: the fastest of many, not timed again on other
+inputs. `baseline` is the median of what ran beside any candidate; a ratio is of the baseline beside its
+own.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Stat
 from autotune.vocabulary.problem import Problem
 
 TOKENS = "1,2,4,8,16,32,64,128,256,512,1024,4096,16384"
-MODELS = "qwen-moe-fp8-tensor,qwen-moe-fp8,qwen-moe-bf16"
+MODELS = "qwen-moe-fp8-tensor,qwen-moe-fp8,qwen-moe-bf16,mixtral-8x7b-fp8"
+RECORDED_PROCESSES = 3
+"""In which finals were taken again (docs/measuring.md); all of them are shown in a replay."""
 CELL = 24
 GPU = "NVIDIA_H200"
 """Whose recording --replay shows."""
@@ -85,6 +89,8 @@ class Bench:
         measured = list(self.runner.measure(task))
         if self.runner.machine.recording:
             # Only finalists have finals on record, and the baseline against itself is not among them.
+            for process in range(1, RECORDED_PROCESSES):
+                measured += self.runner.measure(replace(task, process=process))
             final = {m.candidate.digest for m in measured}
             rest = tuple(c for c in task.candidates if c.digest not in final)
             measured += self.runner.measure(replace(task, candidates=rest, stage=Stage.SCREEN))
@@ -99,6 +105,7 @@ class Bench:
             "backends": {}, "failed": [],
         }  # fmt: skip
         beside: list[float] = []
+        timed: dict[str, list[Measurement]] = {}
         for m in measured:
             if m.status is not Status.OK or m.times is None:
                 row["failed"].append(
@@ -106,27 +113,33 @@ class Bench:
                 )
                 continue
             beside.append(m.times.baseline_p50_us)
-            cell = _cell(m)
+            timed.setdefault(m.candidate.digest, []).append(m)
+        for same in timed.values():
+            cell, backend = _cell(same), same[0].candidate.backend
             if least:
                 cell["reached"] = round(least.reached(cell["us"]), 3)
-            before = row["backends"].get(m.candidate.backend)
+            before = row["backends"].get(backend)
             if before is None or cell["us"] < before["us"]:
-                row["backends"][m.candidate.backend] = cell
+                row["backends"][backend] = cell
         row["baseline_us"] = statistics.median(beside) if beside else None
         return row
 
 
-def _cell(m: Measurement) -> dict[str, Any]:
-    assert m.times is not None
-    ratios = list(m.times.log_ratios())
-    seed = m.candidate.digest
-    ratio = speedup([ratios], seed)
+def _cell(measured: Sequence[Measurement]) -> dict[str, Any]:
+    """One candidate, of which each process made one measurement."""
+    first = measured[0]
+    times = [m.times for m in measured if m.times is not None]
+    ratios = [list(t.log_ratios()) for t in times]
+    seed = first.candidate.digest
+    ratio = speedup(ratios, seed)
     # The upper end is the lower one of the inverse.
-    high = 1 / speedup([[-r for r in ratios]], seed).low
+    high = 1 / speedup([[-r for r in process] for process in ratios], seed).low
     return {
-        "candidate": m.candidate.model_dump(mode="json"), "us": m.times.p50_us, "p95_us": m.times.p95_us,
-        "ratio": ratio.median, "low": ratio.low, "high": round(high, 5), "relative_error": m.relative_error,
-        "stage": m.stage.value,
+        "candidate": first.candidate.model_dump(mode="json"),
+        "us": statistics.median(t.p50_us for t in times),
+        "p95_us": statistics.median(t.p95_us for t in times),
+        "ratio": ratio.median, "low": ratio.low, "high": round(high, 5), "processes": len(times),
+        "relative_error": first.relative_error, "stage": first.stage.value,
     }  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -58,6 +60,17 @@ def _register() -> None:
 
     for module in (sweeping, routing, plotting, publishing, serving, vllm_tools, lab, jit, models, database):
         module.add_to(app)
+    flow(app)
+
+
+def flow(group: typer.Typer) -> None:
+    """Let the terminal's width alone decide where a help text's lines end, not those of its docstring."""
+    for command in group.registered_commands:
+        text = command.help or inspect.getdoc(command.callback)
+        command.help = text and re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            flow(inner.typer_instance)
 
 
 def run() -> None:

@@ -204,7 +204,7 @@ def _hints(database: Database, want: Wanted, channel: str) -> list[str]:
             if any(m.environment.gpu == want.gpu for m in measured):
                 hints.append(
                     f"{database.name} holds measurements of {want.problem}, swept but not published: "
-                    "sweep again with --publish, or `autotune publish`"
+                    "the same sweep with --resume --publish publishes them"
                 )
     return hints
 
@@ -303,7 +303,11 @@ def one_table(snapshot: Snapshot, want: Wanted) -> Any:
     """
     selection = select(snapshot, want)
     if selection.table is None:
-        raise NotFoundError(selection.detail, f"The source was {snapshot.source or 'empty'}.")
+        raise NotFoundError(
+            selection.detail,
+            f"The source was {snapshot.source or 'empty'}. `autotune models` names what has a starter table; "
+            "--tp and --ep ask for one rank's layer.",
+        )
     return selection.published
 
 

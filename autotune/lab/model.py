@@ -65,21 +65,25 @@ def write_model(folder: Path, scheme: str, layers: int) -> None:
     written = folder / "config.json"
     if written.exists() and written.read_text() == text:
         return
+    _tokenizer_packages()  # before anything is made
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(folder)
     # Last, so that a folder with a configuration is a whole one.
     written.write_text(text)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _tokenizer_packages() -> tuple[Any, Any]:
     try:
-        tokenizers: Any = importlib.import_module("tokenizers")
-        transformers: Any = importlib.import_module("transformers")
+        return importlib.import_module("tokenizers"), importlib.import_module("transformers")
     except ImportError as error:
         raise MissingDependencyError(
             f"Writing the model needs tokenizers and transformers: {error}.",
             "Run this with the Python of vLLM's environment.",
         ) from error
+
+
+def _write_tokenizer(folder: Path) -> None:
+    tokenizers, transformers = _tokenizer_packages()
     words = {f"w{n}": n for n in range(ARCHITECTURE["vocab_size"])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()

@@ -91,6 +91,7 @@ def greedy_outputs(
         AutotuneError: if a server fails.
     """
     _check(plan, options)
+    _model(plan, folder, options)
     # Alone on the GPU each server gets what the resident ones share.
     alone = plan.model_copy(update={"servers": "one at a time", "cache": "warm"})
     with folder.locked():
@@ -136,10 +137,16 @@ def _ready_place(folder: Folder, tell: Callable[[str], None]) -> Place:
 
 
 def _host(plan: Plan, folder: Folder, options: Options, place: Place, tell: Callable[[str], None]) -> Host:
+    model = _model(plan, folder, options)
+    return Host(plan, folder, place, model, options.table, options.port, options.start_limit_s, tell)
+
+
+def _model(plan: Plan, folder: Folder, options: Options) -> Path:
+    """The model's folder, written if none was given."""
     model = options.model or folder.path / f"model-{plan.scheme}-{plan.layers}"
     if options.model is None:
         write_model(model, plan.scheme, plan.layers)
-    return Host(plan, folder, place, model, options.table, options.port, options.start_limit_s, tell)
+    return model
 
 
 def missing(plan: Plan, folder: Folder, place: Place) -> list[Task]:

@@ -76,12 +76,24 @@ def test_the_recording_shows_every_backend_and_where_the_baseline_stays_ahead(
     assert f"{one['backends']['flashinfer_cutlass']['us']:.1f}s (" in rows["1"]
 
 
+def test_a_win_in_one_process_of_three_is_none(program: ModuleType, tmp_path: Path) -> None:
+    """Mixtral at 1,024 tokens: FlashInfer's tuner found another tactic in one of the three."""
+    arguments = ["--replay", "--model", "mixtral-8x7b-fp8", "--tokens", "64,1024", "--out", str(tmp_path)]
+    assert program.main(arguments) == 0
+    few, many = json.loads((tmp_path / "kernels.json").read_text())["models"]["mixtral-8x7b-fp8"]["rows"]
+    cell = many["backends"]["fused_triton"]
+    assert cell["processes"] == 3
+    assert cell["low"] == pytest.approx(0.97, abs=0.01)
+    assert cell["ratio"] > 1.1
+    assert few["backends"]["fused_decode"]["low"] > 1.06
+
+
 def test_all_that_is_on_record_is_shown_where_no_model_is_named(
     program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program.main(["--replay", "--tokens", "8", "--out", str(tmp_path)]) == 0
     assert set(json.loads((tmp_path / "kernels.json").read_text())["models"]) == {
-        MODEL, "qwen-moe-fp8", "qwen-moe-bf16"
+        MODEL, "qwen-moe-fp8", "qwen-moe-bf16", "mixtral-8x7b-fp8"
     }  # fmt: skip
     assert "not on record" not in capsys.readouterr().err
 

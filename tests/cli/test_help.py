@@ -68,6 +68,12 @@ def test_every_command_and_option_has_help() -> None:
     assert not parameters, f"options without help: {parameters}"
 
 
+def test_a_help_text_breaks_its_lines_where_the_terminal_does() -> None:
+    broken = [name for name, command in commands().items() if re.search(r"\S\n\S", command.help or "")]
+    assert broken == []
+    assert "\n\nExample: " in commands()["sweep"].help
+
+
 def test_every_command_is_documented() -> None:
     missing = [name for name in commands() if not re.search(rf"autotune {name}\b", documentation())]
     assert not missing, f"neither README.md nor docs/ names: {', '.join(f'autotune {m}' for m in missing)}"

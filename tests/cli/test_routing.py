@@ -137,7 +137,7 @@ def test_a_default_database_without_tables_leaves_the_starter_tables_in_force(tm
 
 def test_what_was_swept_but_not_published_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     db = swept(tmp_path / "autotune.db")
-    hint = "swept but not published: sweep again with --publish, or `autotune publish`"
+    hint = "swept but not published: the same sweep with --resume --publish publishes them"
     result = run("route", *MODEL, "--tokens", "8", "--json")
     assert json.loads(result.stdout)["source"] == "starter"
     assert hint in result.stderr

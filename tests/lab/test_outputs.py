@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from autotune.lab.outputs import Greedy, compare, make_prompts
 from autotune.lab.results import Folder
-from tests.lab.labs import Lab, stand_in_plan
+from tests.lab.labs import ROOT, Lab, stand_in_plan
 
 
 def greedy(*pairs: tuple[str, float]) -> Greedy:
@@ -62,3 +66,17 @@ def test_the_command_compares_served_completions(
     assert kept["largest"] == pytest.approx(largest)
     assert kept["within"] is (code == 0)
     assert "tokens differ" in text
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tokenizers") is not None, reason="the model can be written")
+def test_a_folder_stays_as_it_was_where_no_model_can_be_written(tmp_path: Path) -> None:
+    recorded = next((ROOT / "benchmarks" / "results").glob("*-serve-fp8_tensor"))
+    folder = tmp_path / "lab"
+    shutil.copytree(recorded, folder)
+    before = sorted(folder.rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "lab", "outputs", str(folder)], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "Writing the model needs tokenizers and transformers" in done.stderr
+    assert sorted(folder.rglob("*")) == before

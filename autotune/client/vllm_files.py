@@ -136,7 +136,8 @@ def _lost(table: RoutingTable, unknown: Sequence[Route], gaps: Sequence[_Gap]) -
         lost.append(f"swap_ab: vLLM derives it from the tile, against the table at {_ranges(swapped)}")
     if others:
         backends = ", ".join(sorted({r.winner.backend for r in others}))
-        lost.append(f"other backends: {backends} wins at {_ranges(others)}; the file has a Triton tile there")
+        verb = "win" if "," in backends else "wins"
+        lost.append(f"other backends: {backends} {verb} at {_ranges(others)}; the file has a Triton tile there")
     foreign = [r for r in table.routes if not isinstance(r.baseline, TritonCandidate)]
     if foreign:
         backends = ", ".join(sorted({r.baseline.backend for r in foreign}))

@@ -137,7 +137,8 @@ def _lost(table: RoutingTable, unknown: Sequence[Route], gaps: Sequence[_Gap]) -
     if others:
         backends = ", ".join(sorted({r.winner.backend for r in others}))
         verb = "win" if "," in backends else "wins"
-        lost.append(f"other backends: {backends} {verb} at {_ranges(others)}; the file has a Triton tile there")
+        where = f"{backends} {verb} at {_ranges(others)}"
+        lost.append(f"other backends: {where}; the file has a Triton tile there")
     foreign = [r for r in table.routes if not isinstance(r.baseline, TritonCandidate)]
     if foreign:
         backends = ", ".join(sorted({r.baseline.backend for r in foreign}))

@@ -65,7 +65,8 @@ def sweep(
         str,
         typer.Option(
             help="Time for the sweep: 90s, 5m, 1h, or `none`. "
-            "Half screens, half makes evidence. Not in a replay."
+            "Half screens; then the finalists are timed again, to the end even where that takes longer. "
+            "Not in a replay."
         ),
     ] = "5m",
     trials: Annotated[

@@ -24,10 +24,11 @@ from autotune.vllm_plugin.step_metrics import StepMetrics
 from autotune.vllm_plugin.tiles import Tiles
 from autotune.vllm_plugin.warmup import WarmUpKernels
 from autotune.vllm_plugin.worker_counts import WorkerCounts
-from autotune.vocabulary.decide import Query, select_table
+from autotune.vocabulary.decide import Query, Selection, select_table
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import UsageError
 from autotune.vocabulary.settings import Settings
+from autotune.vocabulary.table import PublishedTable
 
 RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 PREFIX = "AUTOTUNE_"
@@ -134,11 +135,32 @@ def _deciding(context: Context) -> list[Feature]:
             features += [WorkerCounts(context, router.ledger), StepMetrics(context)]
     if mode == "route":
         features.append(DeepGemmWarmup(context))
-    if mode in ("tiles", "route") and context.client.settings.unspecialize:
+    if mode in ("tiles", "route") and context.client.settings.unspecialize and fitting(context.client):
+        # vLLM's kernel is every model's: where no table fits, it stays.
         features.append(Recompiles(context))
     if mode in ("tiles", "route") and context.client.settings.warmup_s > 0:
         features.append(WarmUpKernels(context))
     return features
+
+
+def fitting(client: RoutingClient) -> list[PublishedTable]:
+    """The tables that this machine and these libraries may use; none where the environment is not known."""
+    return [published for published in client.snapshot.tables if _selected(client, published)]
+
+
+def _selected(client: RoutingClient, published: PublishedTable) -> bool:
+    selection = _select(client, published)
+    return selection is not None and selection.miss is None and selection.published is published
+
+
+def _select(client: RoutingClient, published: PublishedTable) -> Selection | None:
+    if client.environment is None:
+        return None
+    query = Query(
+        published.problem, client.environment, checkpoint=published.checkpoint,
+        compatible=client.settings.match == "compatible",
+    )  # fmt: skip
+    return select_table(client.snapshot.tables, query)
 
 
 def report(client: RoutingClient, took_s: float) -> None:
@@ -155,16 +177,10 @@ def report(client: RoutingClient, took_s: float) -> None:
         warn_once(f"no table is for {environment and environment.gpu}; there are tables for {others}")
         for table in snapshot.tables:
             first_time(table.problem, client.select(table.problem).detail)
-    usable = []
+    usable = fitting(client)
     for published in here:
-        query = Query(
-            published.problem, environment, checkpoint=published.checkpoint,
-            compatible=client.settings.match == "compatible",
-        )  # fmt: skip
-        selection = select_table(snapshot.tables, query)
-        if selection.miss is None and selection.published is published:
-            usable.append(published)
-        elif selection.miss is not None and first_time(published.problem, selection.detail):
+        selection = _select(client, published)
+        if selection and selection.miss and first_time(published.problem, selection.detail):
             warn_once(f"{published.problem}: {selection.miss.value}: {selection.detail}")
     revisions = ", ".join(sorted({str(t.revision) for t in usable if t.revision is not None})) or "none"
     logger().info(

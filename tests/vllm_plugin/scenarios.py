@@ -234,11 +234,13 @@ def layers(builds: list[dict[str, Any]], scheme: str | None, block: list[int] | 
 
 def quiet(counts: list[int], **_: Any) -> Any:
     """Register, then look up: for sources that fail and modes that leave vLLM alone."""
+    kernel = module("fused_moe").fused_moe_kernel
     started = time.monotonic()
     plugin, lines = register()
     took = time.monotonic() - started
     return {
         "tiles": look_up(counts), "order": order(), "lines": lines, "features": features(plugin),
+        "kernel": "own" if module("fused_moe").fused_moe_kernel is kernel else "replaced",
         "took": took, "snapshot": os.environ.get("AUTOTUNE_SNAPSHOT"),
     }  # fmt: skip
 

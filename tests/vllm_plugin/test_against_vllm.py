@@ -139,6 +139,14 @@ def test_another_version_is_stale_unless_compatible(inside: Inside) -> None:
     assert inside["compatible"]["tiles"]["8"] == ON
 
 
+def test_vllms_kernel_is_replaced_only_where_a_table_fits(inside: Inside) -> None:
+    """It is every model's, also of those for which there is no table at all."""
+    for name in ("service", "compatible"):
+        assert inside[name]["kernel"] == "replaced", name
+    for name in ("stale", "nvl", "nothing", "corrupt", "off", "observe", "bad_mode", "batch_invariant"):
+        assert inside[name]["kernel"] == "own", name
+
+
 def test_another_gpu_gets_nothing(inside: Inside) -> None:
     assert inside["nvl"]["tiles"]["8"][0] != VLLM_CONFIG
     assert inside["not_cuda"]["running"] is False

@@ -24,11 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ARMS = ("stock", "plugin")
+MAX_LEN = 4096
 LONGEST = 12
 """Kernels that are listed."""
 
@@ -43,7 +44,8 @@ def engine(given: argparse.Namespace) -> None:
         load_format="dummy",
         enable_prefix_caching=False,
         kv_cache_memory_bytes=16 << 30,
-        max_model_len=4096,
+        max_model_len=MAX_LEN,
+        max_num_seqs=max(given.batches),
     )
     draw = random.Random(1)
     found = {}
@@ -82,6 +84,9 @@ def _fill(model: Any, draw: random.Random, batch: int, prompt: int, steps: int) 
     for _ in range(8 + steps):
         if len(model.llm_engine.step()) == batch:
             return
+    raise SystemExit(
+        f"{batch} requests of {prompt} tokens never ran all at once here: lower --prompt or --batches."
+    )
 
 
 def run(arm: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -134,15 +139,31 @@ def _differing(arms: dict[str, dict[str, Any]], batch: str, layers: int) -> Sequ
     return [sum(us for name, us in named.items() if name not in common) / layers for named in kernels]
 
 
+def _number(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if not 1 <= value <= most:
+            raise argparse.ArgumentTypeError(f"{value} does not lie between 1 and {most}")
+        return value
+
+    return number
+
+
+def _batches(text: str) -> list[int]:
+    return [_number(1024)(item) for item in text.split(",")]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--scheme", default="fp8_tensor", choices=["fp8_tensor", "fp8_block128"])
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--batches", default="1,8,32,128", type=lambda t: [int(n) for n in t.split(",")])
-    parser.add_argument("--prompt", type=int, default=128, help="prompt tokens of each request")
-    parser.add_argument("--steps", type=int, default=16, help="steps timed, and again profiled")
+    parser.add_argument("--layers", type=_number(48), default=12)
+    parser.add_argument("--batches", default="1,8,32,128", type=_batches)
+    parser.add_argument(
+        "--prompt", type=_number(MAX_LEN // 2), default=128, help="prompt tokens of each request"
+    )
+    parser.add_argument("--steps", type=_number(400), default=16, help="steps timed, and again profiled")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of engine_steps.json")
     parser.add_argument("--engine", dest="model", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -159,12 +180,12 @@ def main() -> int:
     except AutotuneError as error:
         print(error, file=sys.stderr)
         return 1
+    given.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     with tempfile.TemporaryDirectory(prefix="engine-steps-") as folder:
         arms = {arm: run(arm, given, Path(folder)) for arm in ARMS}
     text = f"{environment}; driver {driver_version()}; {given.scheme}, {given.layers} layers\n"
     text += report(arms, given.layers)
     print(text)
-    given.out.mkdir(parents=True, exist_ok=True)
     kept = {
         "environment": environment.model_dump(mode="json"), "driver": driver_version(), "arms": arms,
         "scheme": given.scheme, "layers": given.layers, "prompt": given.prompt, "steps": given.steps,

@@ -256,8 +256,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("The recordings are of uniform routing.", "Leave --routing or --replay out.")
         if given.each < 1:
             raise UsageError(f"--each {given.each}: at least 1 candidate is timed.", "Leave --each out.")
-        for model in (given.model or MODELS).split(","):
-            problem, checkpoint = resolve(model, "")
+        asked = [(model, *resolve(model, "")) for model in (given.model or MODELS).split(",")]
+        given.out.mkdir(parents=True, exist_ok=True)
+        for model, problem, checkpoint in asked:
             if given.replay and not given.model and not find_evidence(problem, GPU, given.evidence):
                 print(f"{model}: not on record", file=sys.stderr)
                 continue
@@ -271,6 +272,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             known = find_evidence(problem, runner.machine.environment.gpu, given.evidence)
             bench = Bench(runner, problem, checkpoint, only, known[1] if known else (), each=given.each)
             here = [c for c in counts if not given.replay or runner.recorded(problem, c)]
+            if len(here) < len(counts):
+                left = ", ".join(str(c) for c in counts if c not in here)
+                print(f"{model}: not on record at {left} tokens", file=sys.stderr)
             rows: list[dict[str, Any]] = []
             models[model] = {"problem": str(problem), "rows": rows}
             for bench.routing in routings:
@@ -278,14 +282,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AutotuneError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except FileExistsError:
+        print(f"--out {given.out} is a file: name a folder.", file=sys.stderr)
+        return 2
     finally:
         if runner is not None:
             runner.close()
-    result["took_s"] = round(time.monotonic() - start, 1)
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / "kernels.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    print(path, file=sys.stderr)
+        if any(found["rows"] for found in models.values()):  # also what was measured before an end
+            result["took_s"] = round(time.monotonic() - start, 1)
+            path = given.out / "kernels.json"
+            path.write_text(json.dumps(result, indent=2) + "\n")
+            print(path, file=sys.stderr)
     return 0
 
 

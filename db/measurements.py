@@ -73,8 +73,10 @@ class MeasurementRepository:
     def runs(
         self, problem: Problem, environment: Environment, checkpoint: Checkpoint, routing: str
     ) -> list[str]:
-        """Names of the runs that measured exactly this; the one with the newest measurement last."""
-        newest = func.max(MeasurementRow.recorded_at)
+        """Names of the runs that measured exactly this; the one that was stored last is last.
+
+        By when they were stored, not by their own time: a clock may have been ahead.
+        """
         query = (
             select(MeasurementRow.run)
             .where(
@@ -84,7 +86,7 @@ class MeasurementRepository:
                 MeasurementRow.routing == routing,
             )
             .group_by(MeasurementRow.run)
-            .order_by(newest, func.max(MeasurementRow.id))
+            .order_by(func.max(MeasurementRow.id))
         )
         return list(self._session.scalars(query))
 

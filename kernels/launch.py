@@ -63,12 +63,17 @@ class Launch:
             if type(argument) is int:
                 if specialized or argument >> 31:
                     return None
-            else:
+            elif type(argument) in _TENSORS:
                 addresses |= argument.data_ptr()
                 seen.append(argument.dtype)
+            else:
+                return None
         if addresses & 15:
             return None
         return (*seen, *self.options.values())
+
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 @functools.cache

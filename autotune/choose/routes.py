@@ -111,13 +111,16 @@ class Point:
 
 
 def points_of(measurements: Sequence[Measurement]) -> list[Point]:
-    """Group evidence by token count. Only measurements against the newest baseline count."""
+    """Group evidence by token count. Only measurements against the newest baseline count.
+
+    The newest is that of the newest finals: a screening alone makes no route, and must not take one away.
+    """
     by_tokens: dict[int, list[Measurement]] = defaultdict(list)
     for m in measurements:
         by_tokens[m.tokens].append(m)
     points = []
     for tokens in sorted(by_tokens):
-        newest = max(by_tokens[tokens], key=lambda m: (m.recorded_at, m.digest))
+        newest = max(by_tokens[tokens], key=lambda m: (m.stage is Stage.FINAL, m.recorded_at, m.digest))
         grouped: dict[tuple[Stage, str], list[Measurement]] = defaultdict(list)
         for m in by_tokens[tokens]:
             if m.baseline == newest.baseline:

@@ -79,6 +79,8 @@ def run() -> None:
     Raises:
         KeyboardInterrupt: for the caller to turn into exit code 130.
     """
+    if os.environ.get("COLUMNS", "").strip() in ("0", "00"):
+        del os.environ["COLUMNS"]  # rich would print nothing at all; other programs take it as unset
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A name that the terminal's encoding lacks must not end the command.

@@ -143,7 +143,8 @@ def undo_command(database: Database, done: Publication, db: str | None) -> str:
     if done.channel != "stable":
         words += ["--channel", done.channel]
     if db is not None:
-        words += ["--db", db]
+        # The command ends up in logs: a password does not.
+        words += ["--db", db if database.name == db else database.name]
     return shlex.join([*words, "--reason", "why"])
 
 

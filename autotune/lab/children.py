@@ -42,7 +42,9 @@ def _signal_group(group: int, number: int) -> None:
 def note_running(file: Path, processes: list[subprocess.Popen[bytes]]) -> None:
     """Write down which processes run, for `stop_leftovers` of a later run."""
     known = {str(p.pid): _started(p.pid) for p in processes if p.poll() is None}
-    file.write_text(json.dumps(known))
+    partial = file.with_name(f".{file.name}.part")
+    partial.write_text(json.dumps(known))
+    partial.replace(file)  # half a note would be none
 
 
 def stop_leftovers(file: Path) -> int:
@@ -51,9 +53,10 @@ def stop_leftovers(file: Path) -> int:
     A process counts only if it started when the note says: its number may have been given to another.
     """
     try:
-        known: dict[str, str] = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return 0
+        noted = json.loads(file.read_text())
+        known = {str(int(pid)): str(started) for pid, started in noted.items()}
+    except (OSError, ValueError, AttributeError):
+        return 0  # no note of ours
     left = [int(pid) for pid, started in known.items() if started and _started(int(pid)) == started]
     for pid in left:
         _signal_group(pid, signal.SIGTERM)

@@ -64,7 +64,9 @@ def gpu_memory_of(session: int) -> int | None:
     held = []
     for line in _nvidia_smi("pid,used_memory", of="compute-apps"):
         pid, _, mib = (part.strip() for part in line.partition(","))
-        if pid.isdecimal() and mib.isdecimal() and _session(int(pid)) == session:
+        if pid.isdecimal() and _session(int(pid)) == session:
+            if not mib.isdecimal():
+                return None  # a part of it would pass for the whole
             held.append(int(mib))
     return sum(held) if held else None
 

@@ -23,13 +23,8 @@ from autotune.measure.timing import Call, TimedGraph, calls_per_graph, capture, 
 from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.canonical import significant
 from autotune.vocabulary.environment import Environment
-from autotune.vocabulary.measurement import Stage, Status
-from autotune.vocabulary.problem import Problem, Scheme
-
-ERROR_LIMIT = {Scheme.BF16: 1e-2}
-FP8_ERROR_LIMIT = 3e-2
-ERROR_OVER_BASELINE = 1.25
-"""A candidate may be as wrong as its scheme allows, or 1.25 times as wrong as the baseline."""
+from autotune.vocabulary.measurement import Stage, Status, error_limit
+from autotune.vocabulary.problem import Problem
 
 BLOCKS = {Stage.SCREEN: 4, Stage.FINAL: 10}
 REPLAYS = {Stage.SCREEN: 2, Stage.FINAL: 3}
@@ -126,7 +121,7 @@ class Bench:
         oracle = _Oracle(self.weights[0], check)
         begin(-1)
         base = self._baseline(baseline, inputs, oracle)
-        limit = max(ERROR_LIMIT.get(self.problem.scheme, FP8_ERROR_LIMIT), ERROR_OVER_BASELINE * base.error)
+        limit = error_limit(self.problem.scheme, base.error)
         for index, candidate in enumerate(candidates):
             begin(index)
             try:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 
-from autotune.measure.orphans import end_with_parent
+from autotune.measure.orphans import end_with_parent, started_for_good
 from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.problem import Problem
 
@@ -45,7 +45,10 @@ class CompilePool:
             return
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
-                self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet
+                self.workers,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_quiet,
+                initargs=(started_for_good(),),
             )
         futures: dict[Future[float | None], tuple[int, Candidate]] = {}
         try:
@@ -85,8 +88,8 @@ class CompilePool:
             self._pool = None
 
 
-def _quiet() -> None:
-    end_with_parent()
+def _quiet(with_thread: bool = False) -> None:
+    end_with_parent(with_thread)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

@@ -18,7 +18,7 @@ from typing import Any
 from autotune.measure import worker
 from autotune.measure.compile_pool import CompilePool
 from autotune.measure.gpu_state import GpuState, read_state, wait_until_ready
-from autotune.measure.orphans import end_with_parent
+from autotune.measure.orphans import end_with_parent, started_for_good
 from autotune.measure.outcome import PROCESS_ENDED, Outcome
 from autotune.measure.task import Machine, Task
 from autotune.vocabulary.candidate import Candidate
@@ -62,6 +62,7 @@ class GpuRunner:
         candidate_timeout_s: float = CANDIDATE_TIMEOUT_S,
         setup_timeout_s: float = SETUP_TIMEOUT_S,
     ) -> None:
+        wait_until_ready(wait_s, tell=tell)
         self._main = worker_main
         handle, name = tempfile.mkstemp(prefix="autotune-gpu-", suffix=".log")
         os.close(handle)
@@ -74,7 +75,6 @@ class GpuRunner:
         self._workers: dict[int, _Worker] = {}
         self._wait_s = wait_s
         self._tell = tell
-        wait_until_ready(wait_s, tell=tell)
         self.machine = self._start(0)
         self._pool = CompilePool(max(1, self.machine.cores - 2))
 
@@ -220,7 +220,9 @@ class GpuRunner:
 
     def _spawn(self) -> _Worker:
         here, there = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(self._main, there, str(self.log)), daemon=True)
+        process = self._context.Process(
+            target=_serve, args=(started_for_good(), self._main, there, str(self.log)), daemon=True
+        )
         process.start()
         there.close()
         return _Worker(process, here)
@@ -284,8 +286,8 @@ class GpuRunner:
                 raise _Silent(True, f"no answer within {timeout_s:.0f} s")
 
 
-def _serve(main: Callable[[Connection, str], None], pipe: Connection, log: str) -> None:
-    end_with_parent()
+def _serve(with_thread: bool, main: Callable[[Connection, str], None], pipe: Connection, log: str) -> None:
+    end_with_parent(with_thread)
     main(pipe, log)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
@@ -20,7 +21,7 @@ from pydantic import (
 from autotune.vocabulary.candidate import VLLM_BACKENDS, BackendName, Candidate
 from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.environment import Environment
-from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.problem import Problem, Scheme
 from autotune.vocabulary.text import LongText, Text
 
 Checkpoint = Literal["fp8", "compressed-tensors", "unquantized"]
@@ -58,6 +59,24 @@ class Stage(StrEnum):
     """Re-timed on fresh data, one measurement per process."""
 
 
+ROUNDING = 1.001
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):g} to {max(values):g}"
+
+
+ERROR_LIMIT = {Scheme.BF16: 1e-2}
+FP8_ERROR_LIMIT = 3e-2
+ERROR_OVER_BASELINE = 1.25
+"""A candidate may be as wrong as its scheme allows, or 1.25 times as wrong as the baseline."""
+
+
+def error_limit(scheme: Scheme, baseline_error: float) -> float:
+    """Largest relative L2 error against the float32 reference that counts as correct."""
+    return max(ERROR_LIMIT.get(scheme, FP8_ERROR_LIMIT), ERROR_OVER_BASELINE * baseline_error)
+
+
 class PairedTimes(BaseModel):
     """Baseline and candidate timed in turns: block i of both ran back to back.
 
@@ -77,6 +96,15 @@ class PairedTimes(BaseModel):
     def _paired(self) -> Self:
         if len(self.candidate_us) != len(self.baseline_us):
             raise ValueError("candidate and baseline need the same number of blocks")
+        for p50, p95, blocks in (
+            (self.p50_us, self.p95_us, self.candidate_us),
+            (self.baseline_p50_us, self.baseline_p95_us, self.baseline_us),
+        ):
+            # A median of all replays lies between the medians of the blocks; rounding is forgiven.
+            if not min(blocks) / ROUNDING <= p50 <= max(blocks) * ROUNDING:
+                raise ValueError(f"a median of {p50:g} us does not come from blocks of {_span(blocks)} us")
+            if p95 * ROUNDING < p50:
+                raise ValueError(f"a 95th percentile of {p95:g} us lies below the median, {p50:g} us")
         return self
 
     def log_ratios(self) -> tuple[float, ...]:
@@ -96,7 +124,7 @@ class Measurement(BaseModel):
     problem: Problem
     environment: Environment
     checkpoint: Checkpoint
-    tokens: int = Field(gt=0, le=1 << 30)
+    tokens: int = Field(gt=0, le=1 << 30, strict=True)
     routing: str = Field(default="uniform", pattern=ROUTING_PATTERN)
     candidate: Candidate
     baseline: Candidate
@@ -136,6 +164,9 @@ class Measurement(BaseModel):
             raise ValueError(
                 f"status {self.status.value} {'needs' if self.times is None else 'forbids'} times"
             )
+        limit = error_limit(self.problem.scheme, self.baseline_relative_error or 0.0)
+        if self.times and self.relative_error is not None and self.relative_error > limit * ROUNDING:
+            raise ValueError(f"status ok with a relative error of {self.relative_error:g}, above {limit:.3g}")
         if self.status is not Status.OK and not self.reason:
             raise ValueError(f"status {self.status.value} needs a reason")
         if self.recorded_at.tzinfo is None:

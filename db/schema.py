@@ -13,7 +13,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import SchemaItem
 
 from autotune.db.models import Base
-from autotune.vocabulary.errors import DatabaseError, SchemaVersionError
+from autotune.vocabulary.errors import DamagedDatabaseError, DatabaseError, SchemaVersionError
 
 VERSION_TABLE = "moe_autotune_version"
 """Not Alembic's default name: Optuna's storage brings that one into the same database."""
@@ -95,10 +95,10 @@ def require_tables(connection: Connection) -> None:
     """Refuse a database from which somebody took one of our tables; its version does not tell.
 
     Raises:
-        DatabaseError: naming what is gone.
+        DamagedDatabaseError: naming what is gone.
     """
     if gone := Base.metadata.tables.keys() - set(inspect(connection).get_table_names()):
-        raise DatabaseError(
+        raise DamagedDatabaseError(
             f"Of the database's tables these are gone: {', '.join(sorted(gone))}.",
             "It was changed from outside: restore it from a copy, or name another with --db.",
         )

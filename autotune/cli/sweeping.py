@@ -167,6 +167,12 @@ def sweep(
         _tell_unpublished(database, result.table, runner, console)
 
 
+def _listed(names: set[str], most: int = 3) -> str:
+    some = sorted(names)[:most]
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return "; ".join([*some, *more]) or "no measurement at all"
+
+
 def _tell_without_effect(context: typer.Context, console: Any) -> None:
     given = [
         f"--{name}"
@@ -223,11 +229,17 @@ def _runner(
 
         return GpuRunner(wait_s=wait, tell=lambda text: console.print(f"[yellow]{text}[/]"))
 
-    from autotune.measure.evidence_file import find_evidence
+    from autotune.measure.evidence_file import find_evidence, read_evidence
     from autotune.measure.replay import ReplayRunner
 
     found_evidence = find_evidence(problem, device, evidence)
     why = "as asked" if replay else "this machine has no GPU"
+    if found_evidence is None and evidence is not None:
+        there = {f"{m.problem} on {m.environment.gpu}" for m in read_evidence(evidence)[1]}
+        raise NotFoundError(
+            f"{evidence} has no measurement of {problem} on {device}. It has {_listed(there)}.",
+            "If it should have more, it was cut short: fetch or copy it again. Or give another recording.",
+        )
     if found_evidence is None:
         raise NotFoundError(
             f"Nothing can be measured ({why}), and there is no recorded evidence for {problem} on {device}.",
@@ -251,7 +263,7 @@ def _runner(
 def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> SweepResult:
     from autotune.choose.sweep import Sweep
     from autotune.cli.sweep_display import SweepDisplay
-    from autotune.vocabulary.errors import DatabaseError
+    from autotune.vocabulary.errors import DamagedDatabaseError, DatabaseError, MovedDatabaseError
 
     # A plain kill and a closed terminal end like Ctrl-C: workers stopped, the run named.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -268,6 +280,12 @@ def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> Sweep
             console.print(f"interrupted: {_kept(job, runner)} Continue with the same command and --resume.")
             runner.close()
             sys.exit(INTERRUPTED)
+        except DamagedDatabaseError:
+            raise  # there is nothing to continue from
+        except MovedDatabaseError as error:
+            back = "With the first file back, the same command and --resume continue from there."
+            stored = job.result.new + job.result.known
+            raise MovedDatabaseError(error.message, f"{error.hint} {back if stored else ''}") from error
         except DatabaseError as error:
             display.stop()
             raise DatabaseError(

@@ -22,6 +22,7 @@ from autotune.vocabulary.problem import Problem
 
 _MOST_PACKED, _MOST_UNPACKED = 64 << 20, 256 << 20
 """Bytes of a recording; one of a sweep takes 50 kB, which unpack to some MB."""
+_REINSTALL = "It came with moe-autotune: install that again, or give another recording with --evidence."
 
 
 class RecordingHeader(BaseModel):
@@ -45,8 +46,13 @@ def write_evidence(path: Path, header: RecordingHeader, measurements: Iterable[M
     return len(lines) - 1
 
 
-def read_evidence(source: Path | Traversable) -> tuple[RecordingHeader, list[Measurement]]:
+def read_evidence(
+    source: Path | Traversable, hint: str = "Fetch or copy the file again, or give another recording."
+) -> tuple[RecordingHeader, list[Measurement]]:
     """Read a recording.
+
+    Args:
+        hint: what mends a file that is not whole.
 
     Raises:
         TableError: if the file is not whole or not of this kind.
@@ -66,7 +72,7 @@ def read_evidence(source: Path | Traversable) -> tuple[RecordingHeader, list[Mea
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise TableError(
             f"{source} is no readable evidence file: {reason(error).splitlines()[0].rstrip('.')}.",
-            "Reinstall moe-autotune, or give another recording.",
+            hint,
         ) from error
 
 
@@ -83,7 +89,7 @@ def find_evidence(
 ) -> tuple[RecordingHeader, list[Measurement]] | None:
     """The recording that holds this problem on this GPU (vLLM's device name), or None."""
     for source in [extra] if extra else shipped_evidence():
-        header, measurements = read_evidence(source)
+        header, measurements = read_evidence(source) if extra else read_evidence(source, _REINSTALL)
         fitting = [m for m in measurements if m.problem == problem and m.environment.gpu == gpu]
         if fitting:
             return header, fitting

@@ -142,7 +142,7 @@ def open_database(url: str, *, upgrade: bool = True, create: bool = True, adopt:
         adopt: put our tables into a database that holds only another program's.
 
     Raises:
-        UsageError: for a URL that is malformed or names another kind of database.
+        UsageError: for a URL that is malformed, or names another kind of database or no file that can be had.
         DatabaseError: for an unreachable server, a file that is no database, or another program's.
         SchemaVersionError: for a schema that a newer release made, or, without `upgrade`, an older one.
         MissingDependencyError: if the database's driver is not installed.
@@ -173,16 +173,18 @@ def open_database(url: str, *, upgrade: bool = True, create: bool = True, adopt:
 
 def _check_path(path: Path, create: bool) -> None:
     if not path.exists():
-        if create:
-            return
-        raise DatabaseError(
-            f"There is no database at {path}.",
-            "Make one with `autotune sweep` or `autotune publish`, or name another with --db.",
-        )
-    if not path.is_file():
-        raise DatabaseError(
-            f"{path} is no regular file.", "Name another with --db; this one is left as it is."
-        )
+        if not create:
+            raise UsageError(
+                f"There is no database at {path}.",
+                "Make one with `autotune sweep` or `autotune publish`, or name another with --db.",
+            )
+        if not path.parent.is_dir():
+            raise UsageError(
+                f"There is no folder {path.parent} for the database {path.name}.",
+                "Create its folder, or name another with --db.",
+            )
+    elif not path.is_file():
+        raise UsageError(f"{path} is no regular file.", "Name another with --db; this one is left as it is.")
 
 
 def _read_only(url: URL) -> URL:

@@ -84,7 +84,7 @@ def sweep(
         bool, typer.Option("--replay", help="Answer from recorded evidence, without a GPU.")
     ] = False,
     evidence: Annotated[
-        Path | None, typer.Option(help="A recording to replay instead of the one shipped.", exists=True)
+        Path | None, typer.Option(help="A recording to replay instead of the one shipped.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the newest run of this problem and routing.")

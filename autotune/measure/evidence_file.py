@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from autotune.vocabulary.canonical import canonical_json
 from autotune.vocabulary.errors import TableError
-from autotune.vocabulary.files import read_bytes, reason
+from autotune.vocabulary.files import read_given, reason
 from autotune.vocabulary.measurement import Measurement
 from autotune.vocabulary.problem import Problem
 
@@ -55,10 +55,15 @@ def read_evidence(
         hint: what mends a file that is not whole.
 
     Raises:
+        UsageError: if the path names no file that can be read.
         TableError: if the file is not whole or not of this kind.
     """
+    if isinstance(source, Path):
+        content = read_given(source, "Name a recording: FILE.jsonl.gz.", _MOST_PACKED)
+    else:
+        content = source.read_bytes()
     try:
-        with gzip.open(io.BytesIO(read_bytes(source, _MOST_PACKED))) as packed:
+        with gzip.open(io.BytesIO(content)) as packed:
             text = packed.read(_MOST_UNPACKED + 1)
         if len(text) > _MOST_UNPACKED:
             raise ValueError(f"it unpacks to more than {_MOST_UNPACKED >> 20} MiB")

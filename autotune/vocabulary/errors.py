@@ -14,6 +14,7 @@ AutotuneError                      exit 1, HTTP 500
 │   ├── SchemaVersionError         the database is older or newer than this release
 │   ├── DamagedDatabaseError       what is stored cannot be read any more, and waiting will not help
 │   └── MovedDatabaseError         its file was taken away or replaced while it was open
+├── BrokenFileError                exit 1, HTTP 422: a file that can be read, but not understood
 ├── TableError                     exit 1, HTTP 422: a broken routing table
 └── MissingDependencyError         exit 1, HTTP 500: an optional part is not installed
 
@@ -142,6 +143,13 @@ class DamagedDatabaseError(DatabaseError):
 
 class MovedDatabaseError(DatabaseError):
     """The database's file was taken away or replaced while it was open."""
+
+
+class BrokenFileError(AutotuneError):
+    """A file that can be read, but does not hold what it should. One that cannot be read is a UsageError."""
+
+    http_status = 422
+    title = "Broken file"
 
 
 class TableError(AutotuneError):

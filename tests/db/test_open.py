@@ -122,7 +122,7 @@ def test_first_opening_by_many_processes_at_once(url: str) -> None:
         ("sqlite+nothing:///x.db", "driver 'nothing' is not supported", 2),
         ("sqlite://", "needs a file", 2),
         ("sqlite:///:memory:", "needs a file", 2),
-        ("sqlite:////no/such/folder/x.db", "Create its folder", 1),
+        ("sqlite:////no/such/folder/x.db", "Create its folder", 2),
         ("postgresql://user:hunter2@127.0.0.1:1/x", "Check that the server runs", 1),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_database(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is no regular file"):
         open_database(f"sqlite:///{tmp_path}")
 
 
@@ -233,7 +233,7 @@ def test_a_database_that_optuna_made_first_is_shared(url: str) -> None:
 
 def test_a_missing_file_is_not_made_by_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "absent.db"
-    with pytest.raises(DatabaseError, match="There is no database at"):
+    with pytest.raises(UsageError, match="There is no database at"):
         open_database(f"sqlite:///{path}", create=False)
     assert not path.exists()
 

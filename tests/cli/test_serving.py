@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,14 +24,6 @@ from tests.processes import takes_interrupts
 
 TOKEN = "token-of-the-test-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
-PROGRAM = (
-    "import typer, sys\n"
-    "from autotune.cli import serving\n"
-    "app = typer.Typer(pretty_exceptions_enable=False)\n"
-    "app.callback()(lambda: None)\n"
-    "serving.add_to(app)\n"
-    "app()\n"
-)
 
 
 class Service:
@@ -41,15 +34,13 @@ class Service:
         environment = {**os.environ, "AUTOTUNE_DB": f"sqlite:///{folder / 'x.db'}", "AUTOTUNE_TOKENS": tokens}
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, "serve", "--port", "0"],
+                [sys.executable, "-m", "autotune", "serve", "--port", "0"],
                 stdout=subprocess.PIPE, stderr=stream, env=environment, cwd=folder, text=True,
                 preexec_fn=takes_interrupts,
             )  # fmt: skip
         self.url = self._address()
 
     def _address(self) -> str:
-        import time
-
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
@@ -98,6 +89,33 @@ def test_from_measuring_to_answering(service: Service) -> None:
     assert stdout == ""
     assert "GET /routing" in service.log.read_text()
     assert "Traceback" not in service.log.read_text()
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_it_finishes_what_was_asked_and_ends(service: Service, how: signal.Signals, code: int) -> None:
+    address = httpx.URL(service.url)
+    body = json.dumps({"measurements": [make_measurement().model_dump(mode="json")]}).encode()
+    head = (
+        f"POST /measurements HTTP/1.1\r\nHost: {address.host}\r\nContent-Type: application/json\r\n"
+        f"Authorization: {HEADERS['Authorization']}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((address.host, address.port or 80), timeout=30) as client:
+        client.sendall(head.encode() + body[:10])
+        assert httpx.get(f"{service.url}/healthz").status_code == 200
+        service.process.send_signal(how)
+        while "Shutting down" not in service.log.read_text():
+            time.sleep(0.05)
+        client.sendall(body[10:])
+        answer = b""
+        while chunk := client.recv(65536):
+            answer += chunk
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    assert answer.endswith(b'{"new":1,"known":0}')
+    assert service.process.wait(timeout=30) == code
+    said = service.log.read_text()
+    assert "Traceback" not in said
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(service.url)
 
 
 def test_a_killed_service_keeps_what_it_acknowledged(service: Service, tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ import httpx
 import pytest
 
 from autotune.cli import serving
+from autotune.client import RoutingClient
 from autotune.vocabulary.errors import ConflictError, MissingDependencyError, UsageError
+from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.wire import decode_tables
-from tests.factories import PROBLEM, make_measurement, make_table
+from tests.factories import H200, PROBLEM, make_measurement, make_table
 from tests.processes import takes_interrupts
 
 TOKEN = "token-of-the-test-0123456789"
@@ -89,6 +91,26 @@ def test_from_measuring_to_answering(service: Service) -> None:
     assert stdout == ""
     assert "GET /routing" in service.log.read_text()
     assert "Traceback" not in service.log.read_text()
+
+
+def test_a_channel_is_taken_back_to_nowhere_and_clients_see_it(service: Service, tmp_path: Path) -> None:
+    body = {"author": "ada", "reason": "swept"}
+    asking = RoutingClient(Settings(url=service.url, cache=tmp_path / "cache"), H200)
+    with httpx.Client(base_url=service.url, timeout=30, headers=HEADERS) as http:
+        assert http.post("/revisions", json={"table": make_table().to_json_data(), **body}).status_code == 201
+        assert asking.route(PROBLEM, 8).revision == 1
+        before = http.get("/routing/tables", params={"gpu": "h200"})
+        assert http.post("/revisions/1/withdraw", json=body, headers={"Authorization": ""}).status_code == 401
+        gone = http.post("/revisions/1/withdraw", json=body)
+        assert (gone.status_code, gone.json()["previous"]) == (200, 1)
+        tag = {"If-None-Match": before.headers["etag"]}
+        after = http.get("/routing/tables", params={"gpu": "h200"}, headers=tag)
+        assert (after.status_code, after.json()["tables"]) == (200, [])
+        asking.refresh()
+        assert asking.route(PROBLEM, 8).reason == "unknown_problem"
+        assert http.post("/revisions/1/activate", json=body).status_code == 200
+        asking.refresh()
+        assert asking.route(PROBLEM, 8).revision == 1
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

@@ -18,6 +18,7 @@ from autotune.db.identity import FileIdentity
 from autotune.db.schema import SchemaState, inspect_schema, refuse_foreign, require_current, upgrade_schema
 from autotune.db.urls import parse_url, shown
 from autotune.vocabulary.errors import DatabaseError, MissingDependencyError, UsageError
+from autotune.vocabulary.installing import install_extra
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for another one."""
@@ -214,10 +215,10 @@ def _engine(url: URL) -> Engine:
     try:
         engine = create_engine(url, connect_args=arguments, pool_pre_ping=not sqlite)
     except ModuleNotFoundError as error:
-        what = "'moe-autotune[server]'" if url.drivername == "postgresql+psycopg" else error.name
+        ours = url.drivername == "postgresql+psycopg"
         raise MissingDependencyError(
             f"The driver for {shown(url)} is not installed ({error.name}).",
-            f"Install it: pip install {what}.",
+            install_extra("server") if ours else f"Install it: pip install {error.name}.",
         ) from error
     except (exc.ArgumentError, exc.NoSuchModuleError, ValueError) as error:
         raise UsageError(

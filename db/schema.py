@@ -78,7 +78,7 @@ def inspect_schema(connection: Connection) -> SchemaState:
         raise SchemaVersionError(
             f"The database has schema {', '.join(sorted(unknown))}, which this release does not know: "
             "a newer release made it.",
-            "Upgrade the package: pip install --upgrade moe-autotune.",
+            "Upgrade the package: git pull in its clone, then pip install --upgrade . there.",
         )
     return SchemaState.CURRENT if found == newest else SchemaState.OLDER
 

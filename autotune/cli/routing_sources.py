@@ -22,6 +22,7 @@ from autotune.vocabulary.errors import (
     UsageError,
 )
 from autotune.vocabulary.files import reason, require_file
+from autotune.vocabulary.installing import install_extra
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.settings import DEFAULT_DB, Settings
@@ -186,7 +187,7 @@ def _from_database(db: str, want: Wanted, channel: str) -> Snapshot:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"Reading the database {shown(db)} needs {error.name}.",
-            "Install it: pip install 'moe-autotune[tune]', or name another source with --table or --url.",
+            f"{install_extra('tune')} Or name another source with --table or --url.",
         ) from error
 
     with open_database(db, create=False) as database:

@@ -17,6 +17,7 @@ import typer
 
 from autotune.cli.database import DatabaseOption, open_for_command
 from autotune.vocabulary.errors import ConflictError, MissingDependencyError, UsageError
+from autotune.vocabulary.installing import install_extra
 
 if TYPE_CHECKING:
     from autotune.db.engine import Database
@@ -81,7 +82,7 @@ def _require_server_packages() -> None:
     if missing:
         raise MissingDependencyError(
             f"The service needs packages that are not installed: {', '.join(missing)}.",
-            "Install it: pip install 'moe-autotune[server]'.",
+            install_extra("server"),
         )
 
 

@@ -191,6 +191,7 @@ def _require_packages() -> None:
     import importlib.util
 
     from autotune.vocabulary.errors import MissingDependencyError
+    from autotune.vocabulary.installing import install_extra
 
     missing = [
         name
@@ -198,9 +199,7 @@ def _require_packages() -> None:
         if importlib.util.find_spec(name) is None
     ]
     if missing:
-        raise MissingDependencyError(
-            f"Sweeping needs {', '.join(missing)}.", "Install them with `pip install 'moe-autotune[tune]'`."
-        )
+        raise MissingDependencyError(f"Sweeping needs {', '.join(missing)}.", install_extra("tune"))
 
 
 def _runner(

@@ -173,7 +173,7 @@ def test_an_address_that_is_not_ours() -> None:
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "find_spec", lambda name: None)
     # Also for what the database needs: one installation is enough.
-    with pytest.raises(MissingDependencyError, match=r"sqlalchemy.*fastapi.*moe-autotune\[server\]"):
+    with pytest.raises(MissingDependencyError, match=r"sqlalchemy.*fastapi.*pip install .*\[server\]"):
         serving.serve()
 
 

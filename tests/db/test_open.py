@@ -72,7 +72,7 @@ def test_newer_database_names_the_package_upgrade(url: str) -> None:
     with open_database(url) as database, database.write() as session:
         session.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
     for upgrade in (True, False):
-        with pytest.raises(SchemaVersionError, match="pip install --upgrade moe-autotune"):
+        with pytest.raises(SchemaVersionError, match=r"git pull in its clone, then pip install --upgrade \."):
             open_database(url, upgrade=upgrade)
 
 
@@ -149,7 +149,7 @@ def test_missing_driver_names_what_brings_it(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(MissingDependencyError, match=r"pip install psycopg2\."):
         open_database("postgresql+psycopg2://u@127.0.0.1:1/x")
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingDependencyError, match=r"moe-autotune\[server\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install .*\[server\]"):
         open_database("postgresql://u@127.0.0.1:1/x")
 
 

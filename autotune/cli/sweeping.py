@@ -234,9 +234,9 @@ def _runner(
     found_evidence = find_evidence(problem, device, evidence)
     why = "as asked" if replay else "this machine has no GPU"
     if found_evidence is None and evidence is not None:
-        there = {f"{m.problem} on {m.environment.gpu}" for m in read_evidence(evidence)[1]}
+        there = _listed({f"{m.problem} on {m.environment.gpu}" for m in read_evidence(evidence)[1]})
         raise NotFoundError(
-            f"{evidence} has no measurement of {problem} on {device}. It has {_listed(there)}.",
+            f"There is no recorded evidence for {problem} on {device} in {evidence}: it has {there}.",
             "If it should have more, it was cut short: fetch or copy it again. Or give another recording.",
         )
     if found_evidence is None:

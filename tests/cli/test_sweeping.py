@@ -423,7 +423,7 @@ def replace(path: Path) -> None:
 
 
 def damage(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as other:
+    with closing(sqlite3.connect(path, timeout=0)) as other:
         other.execute("DROP TABLE measurements")
 
 
@@ -464,9 +464,15 @@ def test_the_way_on_after_a_database_went_away_during_a_sweep(
             break
     while stored(tmp_path) < 5:
         time.sleep(0.01)
-    # It must not be done before its database is gone.
-    process.send_signal(signal.SIGSTOP)
-    fault(tmp_path / "sweep.db")
+    while True:
+        # It must not be done before its database is gone.
+        process.send_signal(signal.SIGSTOP)
+        try:
+            fault(tmp_path / "sweep.db")
+            break
+        except sqlite3.OperationalError:  # it was stopped in the middle of a write
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
     process.send_signal(signal.SIGCONT)
     told = " ".join(process.communicate(timeout=60)[1].split())
     assert process.returncode == 1, told
@@ -500,7 +506,7 @@ def test_a_recording_that_was_cut_short_is_to_be_fetched_again(tmp_path: Path, e
     for file, words in (
         (half, ("half.jsonl.gz is no readable evidence file", "Fetch or copy the file again")),
         (without_finals, ("There is no final evidence for E=128", "fetch it again")),
-        (header_only, ("has no measurement of E=128", "no measurement at all", "fetch or copy it again")),
+        (header_only, ("no recorded evidence for E=128", "no measurement at all", "fetch or copy it again")),
     ):
         done = run(tmp_path, *MODEL, "--evidence", str(file))
         told = " ".join(done.stderr.split())

@@ -114,6 +114,34 @@ def activate(
     return Publication(moved, channel, changed=True, previous=previous)
 
 
+def withdraw(
+    session: WriteSession, number: int, *, author: str, reason: str, channel: str = "stable"
+) -> Withdrawal | None:
+    """Take a channel that points at a revision back to before its first one; None if it is there already.
+
+    Naming the revision keeps a move that somebody else made meanwhile from being undone unseen.
+
+    Raises:
+        NotFoundError: if there is no such revision.
+        ConflictError: if the channel points at another one.
+        UsageError: for an empty author or reason, or a bad channel name.
+    """
+    check_texts(author, reason, channel)
+    repository = RevisionRepository(session)
+    repository.lock()
+    target = repository.get(number)
+    now = repository.pointed_number(target, channel)
+    if now is None:
+        return None
+    if now != number:
+        raise ConflictError(
+            f"Channel {channel!r} of {target.problem} points at revision {now}, not at {number}.",
+            f"If that one is to be taken away, name revision {now}.",
+        )
+    repository.withdraw(channel, target, author.strip(), reason.strip())
+    return Withdrawal(target, channel)
+
+
 def rollback(
     session: WriteSession,
     *,

@@ -18,6 +18,7 @@ from autotune.db.identity import FileIdentity
 from autotune.db.schema import SchemaState, inspect_schema, refuse_foreign, require_current, upgrade_schema
 from autotune.db.urls import parse_url, shown
 from autotune.vocabulary.errors import DatabaseError, MissingDependencyError, UsageError
+from autotune.vocabulary.installing import install_extra
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for another one."""
@@ -142,7 +143,7 @@ def open_database(url: str, *, upgrade: bool = True, create: bool = True, adopt:
         adopt: put our tables into a database that holds only another program's.
 
     Raises:
-        UsageError: for a URL that is malformed or names another kind of database.
+        UsageError: for a URL that is malformed, or names another kind of database or no file that can be had.
         DatabaseError: for an unreachable server, a file that is no database, or another program's.
         SchemaVersionError: for a schema that a newer release made, or, without `upgrade`, an older one.
         MissingDependencyError: if the database's driver is not installed.
@@ -173,16 +174,18 @@ def open_database(url: str, *, upgrade: bool = True, create: bool = True, adopt:
 
 def _check_path(path: Path, create: bool) -> None:
     if not path.exists():
-        if create:
-            return
-        raise DatabaseError(
-            f"There is no database at {path}.",
-            "Make one with `autotune sweep` or `autotune publish`, or name another with --db.",
-        )
-    if not path.is_file():
-        raise DatabaseError(
-            f"{path} is no regular file.", "Name another with --db; this one is left as it is."
-        )
+        if not create:
+            raise UsageError(
+                f"There is no database at {path}.",
+                "Make one with `autotune sweep` or `autotune publish`, or name another with --db.",
+            )
+        if not path.parent.is_dir():
+            raise UsageError(
+                f"There is no folder {path.parent} for the database {path.name}.",
+                "Create its folder, or name another with --db.",
+            )
+    elif not path.is_file():
+        raise UsageError(f"{path} is no regular file.", "Name another with --db; this one is left as it is.")
 
 
 def _read_only(url: URL) -> URL:
@@ -212,10 +215,10 @@ def _engine(url: URL) -> Engine:
     try:
         engine = create_engine(url, connect_args=arguments, pool_pre_ping=not sqlite)
     except ModuleNotFoundError as error:
-        what = "'moe-autotune[server]'" if url.drivername == "postgresql+psycopg" else error.name
+        ours = url.drivername == "postgresql+psycopg"
         raise MissingDependencyError(
             f"The driver for {shown(url)} is not installed ({error.name}).",
-            f"Install it: pip install {what}.",
+            install_extra("server") if ours else f"Install it: pip install {error.name}.",
         ) from error
     except (exc.ArgumentError, exc.NoSuchModuleError, ValueError) as error:
         raise UsageError(

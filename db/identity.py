@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from autotune.vocabulary.errors import DatabaseError
+from autotune.vocabulary.errors import MovedDatabaseError
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FileIdentity:
             name: the database, as shown to people.
 
         Raises:
-            DatabaseError: if there is none.
+            MovedDatabaseError: if there is none.
         """
         device, inode = _found(path, name)
         return cls(path.absolute(), name, device, inode)
@@ -39,10 +39,10 @@ class FileIdentity:
         """Make sure that the file is still the one at the path. Takes microseconds.
 
         Raises:
-            DatabaseError: if it was removed or replaced.
+            MovedDatabaseError: if it was removed or replaced.
         """
         if _found(self.path, self.name) != (self.device, self.inode):
-            raise DatabaseError(
+            raise MovedDatabaseError(
                 f"{self.name} was replaced by another file while it was open.",
                 "Start this again to work on the new file.",
             )
@@ -52,7 +52,7 @@ def _found(path: Path, name: str) -> tuple[int, int]:
     try:
         status = path.stat()
     except OSError as error:
-        raise DatabaseError(
+        raise MovedDatabaseError(
             f"{name} is no longer at its path ({error.strerror}).",
             "Put the file back, or start this again to begin a new one.",
         ) from error

@@ -14,7 +14,7 @@ from autotune.db.keys import environment_data, environment_digest
 from autotune.db.models import MeasurementRow
 from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.environment import Environment
-from autotune.vocabulary.errors import DatabaseError
+from autotune.vocabulary.errors import DamagedDatabaseError
 from autotune.vocabulary.measurement import Checkpoint, Measurement
 from autotune.vocabulary.problem import Problem
 
@@ -54,7 +54,7 @@ class MeasurementRepository:
         """Those of a problem that fit, in the order in which they were recorded.
 
         Raises:
-            DatabaseError: if a stored row is not what its digest says.
+            DamagedDatabaseError: if a stored row is not what its digest says.
         """
         query = select(MeasurementRow.digest, MeasurementRow.content).where(
             MeasurementRow.problem == str(problem)
@@ -141,13 +141,13 @@ def _measurement(digest: str, content: dict[str, Any]) -> Measurement:
     try:
         measurement = Measurement.model_validate(content)
     except ValidationError as error:
-        raise DatabaseError(
+        raise DamagedDatabaseError(
             f"The stored measurement {digest[:12]} is malformed: {error.errors()[0]['msg']}.",
             "It was changed from outside; restore the database from a copy.",
         ) from error
     # Of what is stored, not of what was read: a later release may read more fields into it.
     if content_digest(content) != digest:
-        raise DatabaseError(
+        raise DamagedDatabaseError(
             f"The stored measurement {digest[:12]} does not match its digest.",
             "It was changed from outside; restore the database from a copy.",
         )

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import SchemaItem
 
 from autotune.db.models import Base
-from autotune.vocabulary.errors import DatabaseError, SchemaVersionError
+from autotune.vocabulary.errors import DamagedDatabaseError, DatabaseError, SchemaVersionError
 
 VERSION_TABLE = "moe_autotune_version"
 """Not Alembic's default name: Optuna's storage brings that one into the same database."""
@@ -78,7 +78,7 @@ def inspect_schema(connection: Connection) -> SchemaState:
         raise SchemaVersionError(
             f"The database has schema {', '.join(sorted(unknown))}, which this release does not know: "
             "a newer release made it.",
-            "Upgrade the package: pip install --upgrade moe-autotune.",
+            "Upgrade the package: git pull in its clone, then pip install --upgrade . there.",
         )
     return SchemaState.CURRENT if found == newest else SchemaState.OLDER
 
@@ -95,10 +95,10 @@ def require_tables(connection: Connection) -> None:
     """Refuse a database from which somebody took one of our tables; its version does not tell.
 
     Raises:
-        DatabaseError: naming what is gone.
+        DamagedDatabaseError: naming what is gone.
     """
     if gone := Base.metadata.tables.keys() - set(inspect(connection).get_table_names()):
-        raise DatabaseError(
+        raise DamagedDatabaseError(
             f"Of the database's tables these are gone: {', '.join(sorted(gone))}.",
             "It was changed from outside: restore it from a copy, or name another with --db.",
         )

@@ -1,4 +1,4 @@
-"""Revisions over HTTP: list, publish, activate, compare."""
+"""Revisions over HTTP: list, publish, activate, withdraw, compare."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Publish(BaseModel):
 
 
 class Activate(BaseModel):
-    """Body of POST /revisions/{number}/activate."""
+    """Body of POST /revisions/{number}/activate and /revisions/{number}/withdraw."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,6 +64,15 @@ class Published(BaseModel):
     changed: bool
     previous: int | None
     mended: bool = Field(description="the channel pointed at it already, but what was stored was damaged")
+
+
+class Withdrawn(BaseModel):
+    """A channel that points at no revision any more, or did not before (`changed` is false then)."""
+
+    revision: None = None
+    channel: str
+    changed: bool
+    previous: int | None
 
 
 @router.get("/revisions", openapi_extra=documented(ListParameters))
@@ -115,6 +124,18 @@ def activate_revision(number: Number, body: Annotated[Any, Depends(json_body)], 
             session, _number(number), author=asked.author, reason=asked.reason, channel=asked.channel
         )
     return _published(done)
+
+
+@router.post("/revisions/{number}/withdraw", dependencies=[Depends(requires("publish"))])
+def withdraw_revision(number: Number, body: Annotated[Any, Depends(json_body)], shared: Shared) -> Withdrawn:
+    """Take a channel that points at the revision back to before its first one; 409 if it points elsewhere."""
+    asked = read_model(Activate, body)
+    with shared.database.write() as session:
+        done = publishing.withdraw(
+            session, _number(number), author=asked.author, reason=asked.reason, channel=asked.channel
+        )
+    previous = None if done is None else done.previous.number
+    return Withdrawn(channel=asked.channel, changed=done is not None, previous=previous)
 
 
 @router.get("/revisions/{number}")

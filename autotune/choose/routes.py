@@ -11,7 +11,7 @@ from autotune.choose.statistics import speedup
 from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.canonical import significant
 from autotune.vocabulary.environment import Environment
-from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.errors import NotFoundError
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.table import (
@@ -184,7 +184,7 @@ def build_table(
         margin: how far the lower bound of a speed-up must clear 1.
 
     Raises:
-        UsageError: if no token count has both a baseline and a final measurement.
+        NotFoundError: if no token count has both a baseline and a final measurement.
     """
     fitting = [
         m
@@ -194,9 +194,9 @@ def build_table(
     ]
     points = points_of(fitting)
     if not any(p.finals for p in points):
-        raise UsageError(
+        raise NotFoundError(
             f"There is no final evidence for {problem} in {environment}.",
-            "Finish the sweep with `autotune sweep --resume`.",
+            "A table is made of what a sweep re-times at its end: let one come to its end.",
         )
     routes: list[Route] = []
     previous: Point | None = None

@@ -116,7 +116,8 @@ class Sweep:
         """Screen, re-time, build the table.
 
         Raises:
-            UsageError: if the plan names token counts that cannot be had, or nothing could be measured.
+            UsageError: if the plan names token counts that cannot be had, or backends without evidence.
+            NotFoundError: if no final measurement succeeded, or a recording has none.
         """
         self._load()
         self._tell_absent()
@@ -373,7 +374,8 @@ class Sweep:
         """The table of all evidence on record, this run's and earlier ones', of the plan's backends.
 
         Raises:
-            UsageError: if none of them has a final measurement.
+            UsageError: if none of the backends that were asked for has a final measurement.
+            NotFoundError: if there is none at all.
         """
         plan = self.plan
         evidence = list(
@@ -390,7 +392,12 @@ class Sweep:
                     f"{', '.join(sorted(plan.backends))}.",
                     "Name other backends, or leave --backends out for all.",
                 )
-        self.result.unproven = [p.tokens for p in points_of(evidence) if not p.finals]
+        points = points_of(evidence)
+        if not any(p.finals for p in points):
+            raise NotFoundError(
+                f"There is no final evidence for {plan.problem} in {self.environment}.", self._way_to_finals()
+            )
+        self.result.unproven = [p.tokens for p in points if not p.finals]
         return build_table(
             evidence,
             problem=plan.problem,
@@ -399,6 +406,19 @@ class Sweep:
             margin=plan.margin,
             routing=plan.routing,
         )
+
+    def _way_to_finals(self) -> str:
+        if self.runner.machine.recording:
+            return (
+                "The recording was cut short, or its sweep did not come to its end: fetch it again, or take "
+                "another."
+            )
+        if self.result.skipped:
+            return (
+                f"Not measured: {_listed(self.result.skipped)} tokens, for the reasons above. Once these are "
+                "gone, continue with the same command and --resume."
+            )
+        return "No candidate passed its final measurements: try more --trials, or other --backends."
 
 
 def _listed(counts: Iterable[int]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.vocabulary.errors import MissingDependencyError
+from autotune.vocabulary.installing import install_extra
 from autotune.vocabulary.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def require_packages() -> None:
     if missing:
         raise MissingDependencyError(
             f"Databases need {' and '.join(missing)}, which is not installed.",
-            "Install it: pip install 'moe-autotune[tune]'.",
+            install_extra("tune"),
         )
 
 

@@ -65,14 +65,13 @@ def audit(
     from autotune.cli.problems import parse_numbers, resolve
     from autotune.vocabulary.environment import gpu_name
     from autotune.vocabulary.errors import GpuNotReadyError, MissingDependencyError
+    from autotune.vocabulary.installing import install_extra
 
     device = gpu_name(gpu)
     problem, _ = resolve(model or ("" if shape else "qwen-moe-fp8-tensor"), shape)
     counts = parse_numbers("--tokens", tokens, most=1 << 17) if tokens else None
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("torch") is None:
-        raise MissingDependencyError(
-            "The audit needs torch and Triton.", "Install them with `pip install 'moe-autotune[gpu]'`."
-        )
+        raise MissingDependencyError("The audit needs torch and Triton.", install_extra("gpu"))
     if run:
         import torch
 

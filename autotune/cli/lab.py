@@ -144,7 +144,7 @@ def run(
     import signal
     import sys
 
-    from autotune.cli.lab_plan import read_plan, starter_table
+    from autotune.cli.lab_plan import read_plan, require_model, starter_table
     from autotune.lab.results import Folder
     from autotune.lab.running import Options, check_arms, run_plan
     from autotune.lab.tables import read_table
@@ -163,6 +163,7 @@ def run(
     if show:
         typer.echo(made.model_dump_json(indent=1))
         return
+    require_model(model)
     # A plain kill would leave the servers to themselves: let every `finally` run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     out = out.resolve()

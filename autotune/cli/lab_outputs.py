@@ -44,7 +44,7 @@ def outputs(
     import signal
     import sys
 
-    from autotune.cli.lab_plan import starter_table
+    from autotune.cli.lab_plan import require_model, starter_table
     from autotune.lab.outputs import compare, make_prompts
     from autotune.lab.results import Folder, write_json
     from autotune.lab.running import Options, greedy_outputs
@@ -52,9 +52,10 @@ def outputs(
 
     if shortest > longest:
         raise UsageError(f"--shortest {shortest} is above --longest {longest}.", "See --help.")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     kept = Folder(folder.resolve())
     plan = kept.plan()
+    require_model(model)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     file = table or (starter_table(plan.scheme) if plan.table else None)
     options = Options(
         port=port, start_limit_s=start_limit, table=file, model=model.resolve() if model else None

@@ -12,8 +12,9 @@ from autotune.lab.arms import named_arms
 from autotune.lab.hosting import VLLM_SERVE
 from autotune.lab.model import MODEL_NAMES
 from autotune.lab.plan import Arm, Plan, Point
+from autotune.lab.results import first_fault, parse_plan
 from autotune.vocabulary.errors import UnknownNameError, UsageError
-from autotune.vocabulary.files import read_bytes
+from autotune.vocabulary.files import read_given, require_file
 from autotune.vocabulary.problem import Scheme
 
 
@@ -37,14 +38,21 @@ def read_plan(file: Path) -> Plan:
     """A plan from a JSON file.
 
     Raises:
-        UsageError: if it cannot be read or is none.
+        UsageError: if it cannot be read.
+        BrokenFileError: if it is no plan.
     """
-    try:
-        return Plan.model_validate_json(read_bytes(file))
-    except (OSError, ValidationError) as error:
-        raise UsageError(
-            f"{file} is no plan: {error}", "`autotune lab run --out X --show` prints one."
-        ) from error
+    content = read_given(file, "Name a plan; `autotune lab run --out X --show` prints one.")
+    return parse_plan(content, file, "`autotune lab run --out X --show` prints one.")
+
+
+def require_model(folder: Path | None) -> None:
+    """Make sure that `--model-folder`, if given, names a model.
+
+    Raises:
+        UsageError: if it does not.
+    """
+    if folder is not None:
+        require_file(folder / "config.json", "Name a folder with a model, or leave --model-folder out.")
 
 
 def make_plan(
@@ -110,10 +118,7 @@ def make_plan(
             table=table if any(arm.table for arm in chosen) else "",
         )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        what = first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"This is no plan: {where + ': ' if where else ''}{what}.", "See --help.") from error
+        raise UsageError(f"This is no plan: {first_fault(error)}.", "See --help.") from error
 
 
 def _point(text: str, output: int) -> tuple[int, int, int, int]:

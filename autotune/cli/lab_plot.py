@@ -36,46 +36,33 @@ def draw(report: Report, path: Path) -> None:
         UsageError: if the path's ending is none that matplotlib writes.
         AutotuneError: if the path cannot be written.
     """
-    from autotune.cli.pictures import save
+    from autotune.cli.pictures import picture
     from autotune.lab.report import METRICS
-    from autotune.vocabulary.errors import MissingDependencyError
 
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Plots need matplotlib.", "Install it with `pip install 'moe-autotune[plot]'`."
-        ) from error
-    # Equal results give equal files: ids that do not change.
-    matplotlib.rcParams["svg.hashsalt"] = report.plan.digest
     labels = {metric.name: metric.label for metric in METRICS}
-    figure, grid = pyplot.subplots(2, 3, figsize=(11, 6), layout="constrained", sharex=True)
-    for axes, metric in zip(grid.flat, SHOWN, strict=True):
-        lines = series(report, metric)
-        for arm, color in zip(report.plan.arms, COLORS * len(report.plan.arms), strict=False):
-            points = lines.get(arm.name, [])
-            axes.plot(
-                *zip(*points, strict=True) if points else ([], []), marker=".", label=arm.name, color=color
-            )
-        counts = sorted({point.concurrency for point in report.plan.points})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(counts, [str(count) for count in counts])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.set_title(labels[metric], fontsize="small", loc="left")
-        axes.grid(alpha=0.3)
-    for axes in grid[-1]:
-        axes.set_xlabel("requests in flight")
-    grid.flat[0].legend(fontsize="small")
-    figure.suptitle(
-        f"{report.plan.scheme}, {report.plan.layers} layers, {report.plan.cache} caches, "
-        f"{report.pairs} of {report.wanted} pairs",
-        fontsize="small",
-    )
-    try:
-        save(figure, path)
-    finally:
-        pyplot.close(figure)
+    with picture(path, report.plan.digest, nrows=2, ncols=3, figsize=(11, 6), sharex=True) as (figure, grid):
+        for axes, metric in zip(grid.flat, SHOWN, strict=True):
+            lines = series(report, metric)
+            for arm, color in zip(report.plan.arms, COLORS * len(report.plan.arms), strict=False):
+                points = lines.get(arm.name, [])
+                axes.plot(
+                    *zip(*points, strict=True) if points else ([], []),
+                    marker=".",
+                    label=arm.name,
+                    color=color,
+                )
+            counts = sorted({point.concurrency for point in report.plan.points})
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(counts, [str(count) for count in counts])
+            axes.minorticks_off()
+            axes.set_ylim(bottom=0)
+            axes.set_title(labels[metric], fontsize="small", loc="left")
+            axes.grid(alpha=0.3)
+        for axes in grid[-1]:
+            axes.set_xlabel("requests in flight")
+        grid.flat[0].legend(fontsize="small")
+        figure.suptitle(
+            f"{report.plan.scheme}, {report.plan.layers} layers, {report.plan.cache} caches, "
+            f"{report.pairs} of {report.wanted} pairs",
+            fontsize="small",
+        )

@@ -89,35 +89,19 @@ def draw(table: RoutingTable, path: Path) -> None:
         UsageError: if the path's ending is none that matplotlib writes.
         AutotuneError: if the path cannot be written.
     """
-    from autotune.cli.pictures import save
-    from autotune.vocabulary.errors import MissingDependencyError
+    from autotune.cli.pictures import picture
 
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Plots need matplotlib.", "Install it with `pip install 'moe-autotune[plot]'`."
-        ) from error
-    # Equal tables give equal files: ids that do not change.
-    matplotlib.rcParams["svg.hashsalt"] = table.digest
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    _lines(axes, table)
-    axes.set_xscale("log", base=2)
-    counts = [route.tokens for route in table.routes]
-    shown = [count for count in counts if count & (count - 1) == 0]
-    axes.set_xticks(shown, [str(count) for count in shown], rotation=45)
-    axes.minorticks_off()
-    axes.set_xlabel("tokens entering the layer")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    axes.set_title(f"{table.problem}\n{table.environment}", fontsize="small", loc="left")
-    try:
-        save(figure, path)
-    finally:
-        pyplot.close(figure)
+    with picture(path, table.digest, figsize=(8, 4.5)) as (_, axes):
+        _lines(axes, table)
+        axes.set_xscale("log", base=2)
+        counts = [route.tokens for route in table.routes]
+        shown = [count for count in counts if count & (count - 1) == 0]
+        axes.set_xticks(shown, [str(count) for count in shown], rotation=45)
+        axes.minorticks_off()
+        axes.set_xlabel("tokens entering the layer")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+        axes.set_title(f"{table.problem}\n{table.environment}", fontsize="small", loc="left")
 
 
 def _lines(axes: Any, table: RoutingTable) -> None:

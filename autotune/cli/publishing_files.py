@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from autotune.cli.database import open_for_command
 from autotune.vocabulary.errors import TableError, UsageError
-from autotune.vocabulary.files import read_bytes
+from autotune.vocabulary.files import read_given
 
 if TYPE_CHECKING:
     from autotune.db.revisions import Key
@@ -72,10 +72,9 @@ def read_table(path: Path) -> RoutingTable:
     from autotune.db.strict_json import read_json
     from autotune.vocabulary.table import RoutingTable
 
+    content = read_given(path, "Name a table file.")
     try:
-        data = read_json(read_bytes(path))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Name a table file.") from error
+        data = read_json(content)
     except ValueError as error:
         raise TableError(
             f"{path} is no JSON that can be stored: {error}.", "Export it with `autotune table export`."

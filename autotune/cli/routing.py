@@ -193,9 +193,12 @@ def import_file(
     from autotune.cli.routing_import import publish_file, show_vllm_config, user_name
     from autotune.client.lint import is_file
     from autotune.vocabulary.errors import UsageError
+    from autotune.vocabulary.files import require_file
 
+    hint = "Name a table's JSON or a vLLM config file."
     if not is_file(file):
-        raise UsageError(f"There is no regular file {file}.", "Name a table's JSON or a vLLM config file.")
+        raise UsageError(f"There is no regular file {file}.", hint)
+    require_file(file, hint)
     if file.name.startswith("E="):
         show_vllm_config(file)
         return

@@ -21,6 +21,8 @@ from autotune.vocabulary.errors import (
     UnknownNameError,
     UsageError,
 )
+from autotune.vocabulary.files import reason, require_file
+from autotune.vocabulary.installing import install_extra
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.settings import DEFAULT_DB, Settings
@@ -157,12 +159,25 @@ def _from_path(table: Path) -> Snapshot:
         ) from error
     except OSError:
         exists = False  # such as a name that is too long for any file
+    hint = "Name a file, or a folder of *.json."
     if not exists:
-        raise UsageError(f"There is no table {table}.", "Name a file, or a folder of *.json.")
+        raise UsageError(f"There is no table {table}.", hint)
+    if not table.is_dir():
+        require_file(table, hint)
+    elif not _listed(table, hint):
+        raise UsageError(f"{table} holds no *.json.", hint)
     snapshot = from_path(table)
     if snapshot.miss:
         raise TableError(snapshot.why, "Look closer with `autotune table lint`.")
     return snapshot
+
+
+def _listed(folder: Path, hint: str) -> bool:
+    """Whether a folder holds files of tables."""
+    try:
+        return any(file.name.endswith(".json") for file in folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {reason(error)}.", hint) from error
 
 
 def _from_database(db: str, want: Wanted, channel: str) -> Snapshot:
@@ -172,7 +187,7 @@ def _from_database(db: str, want: Wanted, channel: str) -> Snapshot:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"Reading the database {shown(db)} needs {error.name}.",
-            "Install it: pip install 'moe-autotune[tune]', or name another source with --table or --url.",
+            f"{install_extra('tune')} Or name another source with --table or --url.",
         ) from error
 
     with open_database(db, create=False) as database:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import errno
 import ipaddress
+import signal
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +17,7 @@ import typer
 
 from autotune.cli.database import DatabaseOption, open_for_command
 from autotune.vocabulary.errors import ConflictError, MissingDependencyError, UsageError
+from autotune.vocabulary.installing import install_extra
 
 if TYPE_CHECKING:
     from autotune.db.engine import Database
@@ -54,7 +59,21 @@ def serve(
             typer.echo(note, err=True)
         # A client that keeps its connection open must not keep the service from ending.
         config = uvicorn.Config(app, log_config=_log_config(), timeout_graceful_shutdown=5)
-        uvicorn.Server(config).run(sockets=[listener])
+        with _sigterm_is_the_end():
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def _sigterm_is_the_end() -> Iterator[None]:
+    """Leave with exit code 0 once a SIGTERM has shut the service down: systemd and Kubernetes send it.
+
+    Uvicorn finishes its requests first, and then raises the signal again for whoever handled it before.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _require_server_packages() -> None:
@@ -63,7 +82,7 @@ def _require_server_packages() -> None:
     if missing:
         raise MissingDependencyError(
             f"The service needs packages that are not installed: {', '.join(missing)}.",
-            "Install it: pip install 'moe-autotune[server]'.",
+            install_extra("server"),
         )
 
 

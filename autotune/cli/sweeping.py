@@ -85,7 +85,7 @@ def sweep(
         bool, typer.Option("--replay", help="Answer from recorded evidence, without a GPU.")
     ] = False,
     evidence: Annotated[
-        Path | None, typer.Option(help="A recording to replay instead of the one shipped.", exists=True)
+        Path | None, typer.Option(help="A recording to replay instead of the one shipped.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the newest run of this problem and routing.")
@@ -165,6 +165,12 @@ def sweep(
         _tell_unpublished(database, result.table, runner, console)
 
 
+def _listed(names: set[str], most: int = 3) -> str:
+    some = sorted(names)[:most]
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return "; ".join([*some, *more]) or "no measurement at all"
+
+
 def _tell_without_effect(context: typer.Context, console: Any) -> None:
     given = [
         f"--{name}"
@@ -183,6 +189,7 @@ def _require_packages() -> None:
     import importlib.util
 
     from autotune.vocabulary.errors import MissingDependencyError
+    from autotune.vocabulary.installing import install_extra
 
     missing = [
         name
@@ -190,9 +197,7 @@ def _require_packages() -> None:
         if importlib.util.find_spec(name) is None
     ]
     if missing:
-        raise MissingDependencyError(
-            f"Sweeping needs {', '.join(missing)}.", "Install them with `pip install 'moe-autotune[tune]'`."
-        )
+        raise MissingDependencyError(f"Sweeping needs {', '.join(missing)}.", install_extra("tune"))
 
 
 def _runner(
@@ -221,11 +226,17 @@ def _runner(
 
         return GpuRunner(wait_s=wait, tell=lambda text: console.print(f"[yellow]{text}[/]"))
 
-    from autotune.measure.evidence_file import find_evidence
+    from autotune.measure.evidence_file import find_evidence, read_evidence
     from autotune.measure.replay import ReplayRunner
 
     found_evidence = find_evidence(problem, device, evidence)
     why = "as asked" if replay else "this machine has no GPU"
+    if found_evidence is None and evidence is not None:
+        there = _listed({f"{m.problem} on {m.environment.gpu}" for m in read_evidence(evidence)[1]})
+        raise NotFoundError(
+            f"There is no recorded evidence for {problem} on {device} in {evidence}: it has {there}.",
+            "If it should have more, it was cut short: fetch or copy it again. Or give another recording.",
+        )
     if found_evidence is None:
         raise NotFoundError(
             f"Nothing can be measured ({why}), and there is no recorded evidence for {problem} on {device}.",
@@ -249,7 +260,7 @@ def _runner(
 def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> SweepResult:
     from autotune.choose.sweep import Sweep
     from autotune.cli.sweep_display import SweepDisplay
-    from autotune.vocabulary.errors import DatabaseError
+    from autotune.vocabulary.errors import DamagedDatabaseError, DatabaseError, MovedDatabaseError
 
     # A plain kill and a closed terminal end like Ctrl-C: workers stopped, the run named.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -266,6 +277,12 @@ def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> Sweep
             console.print(f"interrupted: {_kept(job, runner)} Continue with the same command and --resume.")
             runner.close()
             sys.exit(INTERRUPTED)
+        except DamagedDatabaseError:
+            raise  # there is nothing to continue from
+        except MovedDatabaseError as error:
+            back = "With the first file back, the same command and --resume continue from there."
+            stored = job.result.new + job.result.known
+            raise MovedDatabaseError(error.message, f"{error.hint} {back if stored else ''}") from error
         except DatabaseError as error:
             display.stop()
             raise DatabaseError(

@@ -54,7 +54,7 @@ def _recorded(table: RoutingTable) -> Iterable[Measurement]:
 
 
 def _stored(table: RoutingTable, source: str, db: str | None) -> list[Measurement]:
-    from autotune.vocabulary.errors import DatabaseError
+    from autotune.vocabulary.errors import DatabaseError, UsageError
     from autotune.vocabulary.settings import Settings
 
     try:
@@ -68,6 +68,6 @@ def _stored(table: RoutingTable, source: str, db: str | None) -> list[Measuremen
                 return []
             with database.read() as session:
                 found = MeasurementRepository(session).find(table.problem, checkpoint=table.checkpoint)
-    except DatabaseError:
+    except (DatabaseError, UsageError):  # UsageError: there is none
         return []
     return [m for m in found if not table.environment.differences(m.environment)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.vocabulary.errors import TableError, UsageError
-from autotune.vocabulary.files import read_text, reason
+from autotune.vocabulary.files import read_given, reason
 from autotune.vocabulary.problem import PartialProblem
 from autotune.vocabulary.table import Route, RoutingTable, Verdict
 from autotune.vocabulary.text import counted
@@ -38,16 +38,17 @@ def lint_file(path: Path) -> list[str]:
     """Findings, empty if there are none: a routing table, the service's list, or a vLLM config file.
 
     Raises:
-        UsageError: if there is no such file.
+        UsageError: if there is no such file, or none that can be read.
     """
     if not is_file(path):
         raise UsageError(f"There is no regular file {path}.", "Name a table or a vLLM config file.")
+    content = read_given(path, "Name a table or a vLLM config file.")
     try:
-        text = read_text(path)
+        text = content.decode("utf-8-sig")
         if path.name.startswith("E="):
             return lint_vllm_config(path.name, read_vllm_config(text))
         data = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         return [f"it is not readable JSON: {reason(error)}"]
     try:
         if isinstance(data, dict) and "tables" in data:

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autotune.lab.machine import Place
 from autotune.lab.plan import Arm, Plan, Point
-from autotune.vocabulary.errors import ConflictError, NotFoundError, TableError
-from autotune.vocabulary.files import read_bytes
+from autotune.vocabulary.errors import AutotuneError, BrokenFileError, ConflictError, UsageError
+from autotune.vocabulary.files import read_bytes, read_given, reason
 
 
 class _Frozen(BaseModel):
@@ -104,20 +104,18 @@ class Folder:
         """The plan that the folder holds.
 
         Raises:
-            NotFoundError: if there is none.
-            TableError: if it cannot be read.
+            UsageError: if there is none that can be read.
+            BrokenFileError: if what is there is no plan.
         """
         file = self.path / "plan.json"
+        new = "Name the folder of an experiment, or start one: `autotune lab run --out FOLDER`."
         try:
-            return Plan.model_validate_json(read_bytes(file))
-        except FileNotFoundError as error:
-            raise NotFoundError(
-                f"{self.path} holds no experiment.", "Start one: `autotune lab run --out FOLDER`."
-            ) from error
-        except (OSError, ValidationError) as error:
-            raise TableError(
-                f"{file} is no plan: {error}", "Start the experiment in a new folder."
-            ) from error
+            there = file.exists()
+        except OSError:  # such as a folder that may not be entered
+            there = True
+        if not there:
+            raise UsageError(f"{self.path} holds no experiment.", new)
+        return parse_plan(read_given(file, new), file, "Start the experiment in a new folder.")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -125,9 +123,16 @@ class Folder:
 
         Raises:
             ConflictError: if another run has the folder.
+            AutotuneError: if nothing can be written there.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as lock:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("w")
+        except OSError as error:
+            raise AutotuneError(
+                f"{self.path} cannot be written: {reason(error)}.", "Name a folder that you may write."
+            ) from error
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -147,7 +152,7 @@ class Folder:
         """A measurement of this plan; None if there is none, or none that can be read."""
         try:
             found = Result.model_validate_json(read_bytes(self._file(round_, point, arm)))
-        except (FileNotFoundError, ValidationError):
+        except (OSError, ValidationError):
             return None
         return found if found.plan == plan.digest else None
 
@@ -183,9 +188,43 @@ class Folder:
         _write((self.path / "starts" / start.log).with_suffix(".json"), start.model_dump_json(indent=1))
 
     def starts(self) -> list[Start]:
-        """Every start that got ready, by arm and number."""
-        files = sorted((self.path / "starts").glob("*.json"))
-        return [Start.model_validate_json(read_bytes(file)) for file in files]
+        """Every start that got ready, by arm and number.
+
+        Raises:
+            BrokenFileError: if one of them is none.
+        """
+        return [_start(file) for file in sorted((self.path / "starts").glob("*.json"))]
+
+
+def parse_plan(content: bytes, file: Path, hint: str) -> Plan:
+    """The plan that a file holds.
+
+    Raises:
+        BrokenFileError: if it is none.
+    """
+    try:
+        return Plan.model_validate_json(content)
+    except ValidationError as error:
+        raise BrokenFileError(f"{file} is no plan: {first_fault(error)}.", hint) from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that does not fit, and where."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    what = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what
+
+
+def _start(file: Path) -> Start:
+    try:
+        return Start.model_validate_json(read_bytes(file))
+    except (OSError, ValidationError) as error:
+        what = first_fault(error) if isinstance(error, ValidationError) else reason(error)
+        raise BrokenFileError(
+            f"{file} is no record of a start: {what}.",
+            "Restore it from a copy, or remove it: its start-up time is then left out.",
+        ) from error
 
 
 def write_json(file: Path, data: object) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from autotune.lab.servers import Server, start
 from autotune.vocabulary.errors import AutotuneError
+from autotune.vocabulary.installing import install_extra
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def service(table: Path, folder: Path, port: int) -> Iterator[Server]:
         if done.returncode != 0:
             raise AutotuneError(
                 f"`autotune {command[0]}` ended with {done.returncode}: {done.stderr.strip()[-500:]}",
-                "Install the parts that it needs: `pip install 'moe-autotune[server,tune]'`.",
+                f"Read what it says; it needs the extras server and tune. {install_extra('server', 'tune')}",
             )
     server = start(
         "the service", [*autotune, "serve", *db, "--port", str(port)], env, port, folder / "service.log"

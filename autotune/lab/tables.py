@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.lab.plan import Restriction
 from autotune.vocabulary.candidate import VLLM_BACKENDS, Candidate, Tile, TritonCandidate
 from autotune.vocabulary.errors import TableError, UsageError
-from autotune.vocabulary.files import read_bytes
+from autotune.vocabulary.files import read_given
 from autotune.vocabulary.table import Alternative, Route, RoutingTable, Verdict
 
 Allowed = Callable[[Candidate, Candidate], bool]
@@ -111,11 +111,13 @@ def read_table(path: Path) -> RoutingTable:
     """A table file.
 
     Raises:
-        TableError: if it cannot be read or is broken.
+        UsageError: if it cannot be read.
+        TableError: if it is broken.
     """
+    content = read_given(path, "Name a table file; `autotune table export` writes one.")
     try:
-        data = json.loads(read_bytes(path))
-    except (OSError, ValueError, RecursionError) as error:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise TableError(f"{path} is no table: {error}.", "Export one: `autotune table export`.") from error
     return RoutingTable.from_json_data(data)
 

@@ -9,6 +9,7 @@ from typing import Any
 from autotune.kernels.backends.libraries import selection_surface
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import GpuNotReadyError, MissingDependencyError
+from autotune.vocabulary.installing import install_extra
 
 
 def version_of(package: str) -> str | None:
@@ -70,7 +71,7 @@ def detect_environment() -> Environment:
     except ImportError as error:
         raise MissingDependencyError(
             "Measuring needs PyTorch, which is not installed.",
-            "Install it with `pip install 'moe-autotune[gpu]'`.",
+            install_extra("gpu"),
         ) from error
     if not torch.cuda.is_available():
         raise GpuNotReadyError(

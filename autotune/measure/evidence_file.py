@@ -16,12 +16,13 @@ from pydantic import BaseModel, ConfigDict
 
 from autotune.vocabulary.canonical import canonical_json
 from autotune.vocabulary.errors import TableError
-from autotune.vocabulary.files import read_bytes, reason
+from autotune.vocabulary.files import read_given, reason
 from autotune.vocabulary.measurement import Measurement
 from autotune.vocabulary.problem import Problem
 
 _MOST_PACKED, _MOST_UNPACKED = 64 << 20, 256 << 20
 """Bytes of a recording; one of a sweep takes 50 kB, which unpack to some MB."""
+_REINSTALL = "It came with moe-autotune: install that again, or give another recording with --evidence."
 
 
 class RecordingHeader(BaseModel):
@@ -45,14 +46,24 @@ def write_evidence(path: Path, header: RecordingHeader, measurements: Iterable[M
     return len(lines) - 1
 
 
-def read_evidence(source: Path | Traversable) -> tuple[RecordingHeader, list[Measurement]]:
+def read_evidence(
+    source: Path | Traversable, hint: str = "Fetch or copy the file again, or give another recording."
+) -> tuple[RecordingHeader, list[Measurement]]:
     """Read a recording.
 
+    Args:
+        hint: what mends a file that is not whole.
+
     Raises:
+        UsageError: if the path names no file that can be read.
         TableError: if the file is not whole or not of this kind.
     """
+    if isinstance(source, Path):
+        content = read_given(source, "Name a recording: FILE.jsonl.gz.", _MOST_PACKED)
+    else:
+        content = source.read_bytes()
     try:
-        with gzip.open(io.BytesIO(read_bytes(source, _MOST_PACKED))) as packed:
+        with gzip.open(io.BytesIO(content)) as packed:
             text = packed.read(_MOST_UNPACKED + 1)
         if len(text) > _MOST_UNPACKED:
             raise ValueError(f"it unpacks to more than {_MOST_UNPACKED >> 20} MiB")
@@ -66,7 +77,7 @@ def read_evidence(source: Path | Traversable) -> tuple[RecordingHeader, list[Mea
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise TableError(
             f"{source} is no readable evidence file: {reason(error).splitlines()[0].rstrip('.')}.",
-            "Reinstall moe-autotune, or give another recording.",
+            hint,
         ) from error
 
 
@@ -83,7 +94,7 @@ def find_evidence(
 ) -> tuple[RecordingHeader, list[Measurement]] | None:
     """The recording that holds this problem on this GPU (vLLM's device name), or None."""
     for source in [extra] if extra else shipped_evidence():
-        header, measurements = read_evidence(source)
+        header, measurements = read_evidence(source) if extra else read_evidence(source, _REINSTALL)
         fitting = [m for m in measurements if m.problem == problem and m.environment.gpu == gpu]
         if fitting:
             return header, fitting

@@ -180,6 +180,7 @@ def resolve_model(model: str) -> Model:
     Raises:
         UnknownNameError: for a name that is neither, with the nearest one.
         UsageError: for a config that cannot be read, is no MoE model, or has a format that is no scheme here.
+        BrokenFileError: for a config that is no JSON object.
     """
     text = model.strip()
     found = _BY_NAME.get(text.casefold())

@@ -11,7 +11,10 @@ AutotuneError                      exit 1, HTTP 500
 ├── WrongGpuError                  exit 2, HTTP 409: another GPU than the one asked for
 ├── GpuNotReadyError               exit 1, HTTP 503: no GPU, busy or throttled
 ├── DatabaseError                  exit 1, HTTP 503
-│   └── SchemaVersionError         the database is older or newer than this release
+│   ├── SchemaVersionError         the database is older or newer than this release
+│   ├── DamagedDatabaseError       what is stored cannot be read any more, and waiting will not help
+│   └── MovedDatabaseError         its file was taken away or replaced while it was open
+├── BrokenFileError                exit 1, HTTP 422: a file that can be read, but not understood
 ├── TableError                     exit 1, HTTP 422: a broken routing table
 └── MissingDependencyError         exit 1, HTTP 500: an optional part is not installed
 
@@ -132,6 +135,21 @@ class SchemaVersionError(DatabaseError):
     """The database's schema is not the one that this release works with."""
 
     title = "Database schema version"
+
+
+class DamagedDatabaseError(DatabaseError):
+    """What is stored cannot be read any more: only a copy brings it back."""
+
+
+class MovedDatabaseError(DatabaseError):
+    """The database's file was taken away or replaced while it was open."""
+
+
+class BrokenFileError(AutotuneError):
+    """A file that can be read, but does not hold what it should. One that cannot be read is a UsageError."""
+
+    http_status = 422
+    title = "Broken file"
 
 
 class TableError(AutotuneError):

@@ -8,6 +8,8 @@ import stat
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from autotune.vocabulary.errors import UsageError
+
 MAX_BYTES = 32 * 1024 * 1024
 """Of a table file, as of a service's answer: one GPU's tables take some hundred kB."""
 
@@ -50,6 +52,34 @@ def read_text(source: Path | Traversable, most: int = MAX_BYTES, *, own: bool = 
         UnicodeDecodeError: if it is no UTF-8.
     """
     return read_bytes(source, most, own=own).decode("utf-8-sig")
+
+
+def read_given(source: Path, hint: str, most: int = MAX_BYTES) -> bytes:
+    """As `read_bytes`, for a file that an argument names.
+
+    Args:
+        hint: what to name instead.
+
+    Raises:
+        UsageError: if the argument names no file that can be read.
+    """
+    try:
+        return read_bytes(source, most)
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {reason(error)}.", hint) from error
+
+
+def require_file(source: Path, hint: str) -> None:
+    """Make sure that an argument names a file that can be read.
+
+    Raises:
+        UsageError: if it does not.
+    """
+    try:
+        _require_regular(os.stat(source), source)
+        os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {reason(error)}.", hint) from error
 
 
 def reason(error: Exception) -> str:

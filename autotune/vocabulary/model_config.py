@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.vocabulary.errors import UsageError
-from autotune.vocabulary.files import read_bytes, reason
+from autotune.vocabulary.errors import BrokenFileError, UsageError
+from autotune.vocabulary.files import read_given
 from autotune.vocabulary.model import Model
 from autotune.vocabulary.problem import Activation
 from autotune.vocabulary.quantization import Refusal, read_quantization
@@ -35,6 +35,7 @@ def read_model_config(path: Path) -> Model:
 
     Raises:
         UsageError: if it cannot be read, is no MoE model, or is one that no scheme or activation here covers.
+        BrokenFileError: if it is no JSON object.
     """
     file = path / "config.json" if path.is_dir() else path
     config = _read_json(file)
@@ -115,19 +116,15 @@ def _size(config: Mapping[str, Any], names: tuple[str, ...], limit: int = 1 << 2
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise UsageError(f"There is no {file.name} in {file.parent}.", "Give the path of a config.json.")
+    content = read_given(file, "Give the path of a config.json that you may read.", MAX_CONFIG_BYTES)
     try:
-        data = json.loads(read_bytes(file, MAX_CONFIG_BYTES))
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"There is no {file.name} in {file.parent}.", "Give the path of a config.json."
-        ) from error
-    except OSError as error:
-        hint = "Give the path of a config.json that you may read."
-        raise UsageError(f"{file} cannot be read: {reason(error)}.", hint) from error
+        data = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UsageError(
+        raise BrokenFileError(
             f"{file} is no valid JSON: {error}.", "Download the model's config.json again."
         ) from error
     if not isinstance(data, dict):
-        raise UsageError(f"{file} holds no JSON object.", "Give the path of a Hugging Face config.json.")
+        raise BrokenFileError(f"{file} holds no JSON object.", "Give the path of a Hugging Face config.json.")
     return data

@@ -16,6 +16,22 @@ T = TypeVar("T", int, float)
 Mode = Literal["off", "observe", "tiles", "static", "route"]
 
 
+def default_cache(env: Mapping[str, str] | None = None) -> Path:
+    """The folder `moe-autotune` in `XDG_CACHE_HOME`, else in `~/.cache`.
+
+    A relative `XDG_CACHE_HOME` counts as unset, as the XDG Base Directory Specification asks: it would be
+    another folder for every working folder. A user without a home, as in many containers, gets a folder among
+    temporary files.
+    """
+    base = (os.environ if env is None else env).get("XDG_CACHE_HOME", "").strip()
+    try:
+        if base and (given := Path(base).expanduser()).is_absolute():
+            return given / "moe-autotune"
+        return Path("~/.cache/moe-autotune").expanduser()
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"moe-autotune-{os.getuid()}"
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a user set.
@@ -33,7 +49,7 @@ class Settings:
             (`AUTOTUNE_UNSPECIALIZE`, 0 or 1).
         warmup_s: how long a starting vLLM worker may compile what the table can reach, seconds; 0 leaves
             every variant to its first use (`AUTOTUNE_WARMUP_SECONDS`).
-        cache: folder of last known good tables (`AUTOTUNE_CACHE`).
+        cache: folder of last known good tables (`AUTOTUNE_CACHE`, else as `default_cache` says).
         metrics: count in vLLM which route serves each step, for its /metrics (`AUTOTUNE_METRICS`, 0 or 1).
         telemetry: send these counts to the service at `url` (`AUTOTUNE_TELEMETRY`, 0 or 1).
         telemetry_token: what the service asks for that (`AUTOTUNE_TELEMETRY_TOKEN`).
@@ -49,7 +65,7 @@ class Settings:
     concurrency: int = 8
     unspecialize: bool = True
     warmup_s: float = 120.0
-    cache: Path = Path("~/.cache/moe-autotune")
+    cache: Path = field(default_factory=default_cache)
     metrics: bool = True
     telemetry: bool = False
     telemetry_token: str | None = field(default=None, repr=False)
@@ -73,9 +89,6 @@ class Settings:
         if mode not in get_args(Mode):
             raise UnknownNameError("AUTOTUNE_MODE", mode, get_args(Mode))
         cache = get("CACHE")
-        if cache is None:
-            base = source.get("XDG_CACHE_HOME", "").strip()
-            cache = f"{base}/moe-autotune" if base else "~/.cache/moe-autotune"
         table = get("TABLE")
         return cls(
             db=get("DB") or DEFAULT_DB,
@@ -88,7 +101,7 @@ class Settings:
             concurrency=_positive("AUTOTUNE_CONCURRENCY", get("CONCURRENCY"), 8, int),
             unspecialize=_switch("AUTOTUNE_UNSPECIALIZE", get("UNSPECIALIZE"), cls.unspecialize),
             warmup_s=_seconds_or_none("AUTOTUNE_WARMUP_SECONDS", get("WARMUP_SECONDS"), cls.warmup_s),
-            cache=_cache(cache, explicit=bool(get("CACHE"))),
+            cache=_path("AUTOTUNE_CACHE", cache) if cache else default_cache(source),
             metrics=_switch("AUTOTUNE_METRICS", get("METRICS"), cls.metrics),
             telemetry=_switch("AUTOTUNE_TELEMETRY", get("TELEMETRY"), cls.telemetry),
             telemetry_token=get("TELEMETRY_TOKEN"),
@@ -111,16 +124,6 @@ def _path(name: str, text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise UsageError(f"{name}: {text!r} names no home folder: {error}", "Give a whole path.") from error
-
-
-def _cache(text: str, explicit: bool) -> Path:
-    """The cache folder. A user without a home, as in many containers, gets one among temporary files."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        if explicit:
-            return _path("AUTOTUNE_CACHE", text)
-        return Path(tempfile.gettempdir()) / f"moe-autotune-{os.getuid()}"
 
 
 def _positive(name: str, text: str | None, default: T, kind: Callable[[str | int], T]) -> T:

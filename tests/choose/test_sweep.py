@@ -20,7 +20,13 @@ from autotune.vocabulary.candidate import (
     TritonCandidate,
 )
 from autotune.vocabulary.environment import Environment
-from autotune.vocabulary.errors import AutotuneError, DatabaseError, NotFoundError, UsageError
+from autotune.vocabulary.errors import (
+    AutotuneError,
+    DatabaseError,
+    GpuNotReadyError,
+    NotFoundError,
+    UsageError,
+)
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
 from autotune.vocabulary.problem import Problem, Scheme
 from autotune.vocabulary.table import Verdict
@@ -173,6 +179,30 @@ def test_token_counts_that_cannot_be_had_are_left_out_and_named() -> None:
     ]
     with pytest.raises(UsageError, match="None of the token counts"):
         Sweep(plan((8,)), Choosy(planted), ListStore(), Quiet()).execute()
+
+
+def test_resuming_is_advised_only_where_it_leads_to_finals() -> None:
+    class Throttled(SimulatedRunner):
+        """Its GPU can no longer be measured once the finals begin."""
+
+        def measure(self, task: Task) -> Iterator[Measurement]:
+            if task.stage is Stage.FINAL:
+                raise GpuNotReadyError("The GPU is throttled.", "Wait.")
+            yield from super().measure(task)
+
+    store = ListStore()
+    with pytest.raises(NotFoundError, match="no final evidence") as caught:
+        Sweep(plan((1, 8), run="one"), Throttled(planted), store, Quiet()).execute()
+    assert "Not measured: 1, 8 tokens" in caught.value.hint
+    assert "--resume" in caught.value.hint
+    resumed = Sweep(plan((1, 8), run="one"), SimulatedRunner(planted), store, Quiet()).execute()
+    assert resumed.table is not None
+
+    failing = SimulatedRunner(planted, fail=lambda candidate, tokens: Status.CRASHED)
+    with pytest.raises(NotFoundError, match="no final evidence") as caught:
+        Sweep(plan((1, 8)), failing, ListStore(), Quiet()).execute()
+    assert "--resume" not in caught.value.hint
+    assert "other --backends" in caught.value.hint
 
 
 def test_only_the_backends_asked_for_are_tried() -> None:

@@ -82,13 +82,13 @@ def test_without_alembic_every_command_names_the_extra(tmp_path: Path) -> None:
         )
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr
-        assert f"moe-autotune[{extra}]" in done.stderr
+        assert f"[{extra}]" in done.stderr
         assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "find_spec", lambda name: None if name == "alembic" else object())
-    with pytest.raises(MissingDependencyError, match=r"alembic.*moe-autotune\[tune\]"):
+    with pytest.raises(MissingDependencyError, match=r"alembic.*pip install .*\[tune\]"):
         database.open_for_command(None)
 
 

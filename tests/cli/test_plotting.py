@@ -6,14 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from autotune.cli import app as program
+from autotune.cli import lab_plot
 from autotune.cli.plotting import draw, times_by_backend
-from autotune.vocabulary.errors import AutotuneError, UsageError
+from autotune.lab.report import make_report
+from autotune.lab.results import Folder
+from autotune.vocabulary.errors import AutotuneError, MissingDependencyError, UsageError
 from autotune.vocabulary.table import RoutingTable
 
 pytest.importorskip("matplotlib")
@@ -57,18 +61,50 @@ def test_the_command_draws_a_table_file(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+EXPERIMENT = next((ROOT / "benchmarks" / "results").glob("*-four-loads"))
+DRAWERS = [
+    pytest.param(lambda path: draw(table_of(TABLES[0]), path), id="table plot"),
+    pytest.param(lambda path: lab_plot.draw(make_report(Folder(EXPERIMENT), 0.01), path), id="lab report"),
+]
+Drawer = Callable[[Path], None]
+
+
+@pytest.mark.parametrize("drawer", DRAWERS)
 @pytest.mark.parametrize("name", ["x.nothing", "x", ".svg"])
-def test_a_name_that_is_no_pictures_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_name_that_is_no_pictures_is_refused(drawer: Drawer, name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.svg"):
-        draw(table_of(TABLES[0]), tmp_path / name)
+        drawer(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_failed_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drawer", DRAWERS)
+def test_a_place_that_cannot_be_written_is_failed_work(drawer: Drawer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AutotuneError, match="cannot be written") as caught:
-        draw(table_of(TABLES[0]), tmp_path / "file" / "x.svg")
+        drawer(tmp_path / "file" / "x.svg")
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("drawer", DRAWERS)
+def test_equal_content_gives_equal_files_and_leaves_no_figure_open(drawer: Drawer, tmp_path: Path) -> None:
+    from matplotlib import pyplot, rcParams
+
+    for name in ("one.svg", "two.svg", "x.PNG", "x.pdf"):
+        drawer(tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert (tmp_path / "x.PNG").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
+    assert pyplot.get_fignums() == []
+    assert rcParams["svg.hashsalt"] is None
+
+
+@pytest.mark.parametrize("drawer", DRAWERS)
+def test_without_matplotlib_the_extra_is_named(
+    drawer: Drawer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install .*\[plot\]"):
+        drawer(tmp_path / "x.svg")
 
 
 def test_a_full_disk_leaves_the_picture_that_is_there(tmp_path: Path) -> None:

@@ -389,7 +389,7 @@ def test_a_database_without_sqlalchemy_is_a_missing_part(monkeypatch: pytest.Mon
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     error = failure("route", *MODEL, "--tokens", "8")
-    assert (error.exit_code, "moe-autotune[tune]" in error.hint) == (1, True)
+    assert (error.exit_code, "[tune]" in error.hint) == (1, True)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without a name")

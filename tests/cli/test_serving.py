@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,21 +17,15 @@ import httpx
 import pytest
 
 from autotune.cli import serving
+from autotune.client import RoutingClient
 from autotune.vocabulary.errors import ConflictError, MissingDependencyError, UsageError
+from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.wire import decode_tables
-from tests.factories import PROBLEM, make_measurement, make_table
+from tests.factories import H200, PROBLEM, make_measurement, make_table
 from tests.processes import takes_interrupts
 
 TOKEN = "token-of-the-test-0123456789"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
-PROGRAM = (
-    "import typer, sys\n"
-    "from autotune.cli import serving\n"
-    "app = typer.Typer(pretty_exceptions_enable=False)\n"
-    "app.callback()(lambda: None)\n"
-    "serving.add_to(app)\n"
-    "app()\n"
-)
 
 
 class Service:
@@ -41,15 +36,13 @@ class Service:
         environment = {**os.environ, "AUTOTUNE_DB": f"sqlite:///{folder / 'x.db'}", "AUTOTUNE_TOKENS": tokens}
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, "serve", "--port", "0"],
+                [sys.executable, "-m", "autotune", "serve", "--port", "0"],
                 stdout=subprocess.PIPE, stderr=stream, env=environment, cwd=folder, text=True,
                 preexec_fn=takes_interrupts,
             )  # fmt: skip
         self.url = self._address()
 
     def _address(self) -> str:
-        import time
-
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
@@ -100,6 +93,53 @@ def test_from_measuring_to_answering(service: Service) -> None:
     assert "Traceback" not in service.log.read_text()
 
 
+def test_a_channel_is_taken_back_to_nowhere_and_clients_see_it(service: Service, tmp_path: Path) -> None:
+    body = {"author": "ada", "reason": "swept"}
+    asking = RoutingClient(Settings(url=service.url, cache=tmp_path / "cache"), H200)
+    with httpx.Client(base_url=service.url, timeout=30, headers=HEADERS) as http:
+        assert http.post("/revisions", json={"table": make_table().to_json_data(), **body}).status_code == 201
+        assert asking.route(PROBLEM, 8).revision == 1
+        before = http.get("/routing/tables", params={"gpu": "h200"})
+        assert http.post("/revisions/1/withdraw", json=body, headers={"Authorization": ""}).status_code == 401
+        gone = http.post("/revisions/1/withdraw", json=body)
+        assert (gone.status_code, gone.json()["previous"]) == (200, 1)
+        tag = {"If-None-Match": before.headers["etag"]}
+        after = http.get("/routing/tables", params={"gpu": "h200"}, headers=tag)
+        assert (after.status_code, after.json()["tables"]) == (200, [])
+        asking.refresh()
+        assert asking.route(PROBLEM, 8).reason == "unknown_problem"
+        assert http.post("/revisions/1/activate", json=body).status_code == 200
+        asking.refresh()
+        assert asking.route(PROBLEM, 8).revision == 1
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_it_finishes_what_was_asked_and_ends(service: Service, how: signal.Signals, code: int) -> None:
+    address = httpx.URL(service.url)
+    body = json.dumps({"measurements": [make_measurement().model_dump(mode="json")]}).encode()
+    head = (
+        f"POST /measurements HTTP/1.1\r\nHost: {address.host}\r\nContent-Type: application/json\r\n"
+        f"Authorization: {HEADERS['Authorization']}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((address.host, address.port or 80), timeout=30) as client:
+        client.sendall(head.encode() + body[:10])
+        assert httpx.get(f"{service.url}/healthz").status_code == 200
+        service.process.send_signal(how)
+        while "Shutting down" not in service.log.read_text():
+            time.sleep(0.05)
+        client.sendall(body[10:])
+        answer = b""
+        while chunk := client.recv(65536):
+            answer += chunk
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    assert answer.endswith(b'{"new":1,"known":0}')
+    assert service.process.wait(timeout=30) == code
+    said = service.log.read_text()
+    assert "Traceback" not in said
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(service.url)
+
+
 def test_a_killed_service_keeps_what_it_acknowledged(service: Service, tmp_path: Path) -> None:
     body = {"table": make_table().to_json_data(), "author": "ada", "reason": "swept"}
     assert httpx.post(f"{service.url}/revisions", json=body, headers=HEADERS).status_code == 201
@@ -133,7 +173,7 @@ def test_an_address_that_is_not_ours() -> None:
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "find_spec", lambda name: None)
     # Also for what the database needs: one installation is enough.
-    with pytest.raises(MissingDependencyError, match=r"sqlalchemy.*fastapi.*moe-autotune\[server\]"):
+    with pytest.raises(MissingDependencyError, match=r"sqlalchemy.*fastapi.*pip install .*\[server\]"):
         serving.serve()
 
 

@@ -7,10 +7,13 @@ import os
 import re
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +22,7 @@ import pytest
 from autotune.choose.sweep import Sweep, SweepPlan
 from autotune.measure.evidence_file import RecordingHeader, read_evidence, write_evidence
 from autotune.vocabulary.candidate import Candidate, TritonCandidate
+from autotune.vocabulary.measurement import Measurement, Stage
 from autotune.vocabulary.table import RoutingTable, Verdict
 from tests.choose.simulated import BASELINE, ListStore, Quiet, SimulatedRunner
 from tests.factories import PROBLEM
@@ -399,3 +403,114 @@ def test_a_full_disk_under_stdout_is_an_error_and_no_traceback(tmp_path: Path) -
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "cannot be written" in done.stderr
+
+
+def take_away(path: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").rename(f"{path}{end}.away")
+
+
+def put_back(path: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        if (file := Path(f"{path}{end}.away")).exists():
+            file.rename(f"{path}{end}")
+
+
+def replace(path: Path) -> None:
+    take_away(path)
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE theirs (x)")
+
+
+def damage(path: Path) -> None:
+    with closing(sqlite3.connect(path, timeout=0)) as other:
+        other.execute("DROP TABLE measurements")
+
+
+@pytest.mark.parametrize(
+    ("fault", "advice"),
+    [
+        pytest.param(
+            take_away,
+            r"is no longer at its path \(.*\)\. next: Put the file back, .* With the first file back",
+            id="moved",
+        ),
+        pytest.param(
+            replace,
+            r"was replaced by another file .* next: Start this again .* With the first file back",
+            id="replaced",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            damage,
+            r"no such table: measurements\. next: .*restore it from a copy, or name another with --db\.$",
+            id="damaged",
+        ),
+    ],
+)
+def test_the_way_on_after_a_database_went_away_during_a_sweep(
+    tmp_path: Path, fault: Callable[[Path], None], advice: str
+) -> None:
+    counts = tuple(range(1, 13))
+    recording = record(tmp_path / "long.jsonl.gz", counts, 12)
+    arguments = [*MODEL, "--tokens", ",".join(map(str, counts)), "--evidence", str(recording)]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("screening"):
+            break
+    while stored(tmp_path) < 5:
+        time.sleep(0.01)
+    while True:
+        # It must not be done before its database is gone.
+        process.send_signal(signal.SIGSTOP)
+        try:
+            fault(tmp_path / "sweep.db")
+            break
+        except sqlite3.OperationalError:  # it was stopped in the middle of a write
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+    process.send_signal(signal.SIGCONT)
+    told = " ".join(process.communicate(timeout=60)[1].split())
+    assert process.returncode == 1, told
+    assert "Traceback" not in told
+    assert re.search(advice, told), told
+    assert "kept" not in told
+    if fault is damage:
+        assert "--resume" not in told
+        return
+    assert "the same command and --resume continue from there." in told
+    if fault is replace:
+        (tmp_path / "sweep.db").unlink()
+    put_back(tmp_path / "sweep.db")
+    done = run(tmp_path, *arguments, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "resuming run recorded: " in done.stderr
+    assert len(RoutingTable.from_json_data(json.loads(done.stdout)).routes) == 12
+
+
+def cut(source: Path, target: Path, keep: Callable[[Measurement], bool]) -> Path:
+    header, measurements = read_evidence(source)
+    write_evidence(target, header, [m for m in measurements if keep(m)])
+    return target
+
+
+def test_a_recording_that_was_cut_short_is_to_be_fetched_again(tmp_path: Path, evidence: Path) -> None:
+    half = tmp_path / "half.jsonl.gz"
+    half.write_bytes(evidence.read_bytes()[:2000])
+    without_finals = cut(evidence, tmp_path / "screened.jsonl.gz", lambda m: m.stage is Stage.SCREEN)
+    header_only = cut(evidence, tmp_path / "header.jsonl.gz", lambda m: False)
+    for file, words in (
+        (half, ("half.jsonl.gz is no readable evidence file", "Fetch or copy the file again")),
+        (without_finals, ("There is no final evidence for E=128", "fetch it again")),
+        (header_only, ("no recorded evidence for E=128", "no measurement at all", "fetch or copy it again")),
+    ):
+        done = run(tmp_path, *MODEL, "--evidence", str(file))
+        told = " ".join(done.stderr.split())
+        assert (done.returncode, done.stdout) == (1, ""), told
+        assert all(word in told for word in words), told
+        assert "--resume" not in told
+        assert "Reinstall" not in told

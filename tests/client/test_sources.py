@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -167,6 +168,26 @@ def test_the_last_known_good_serves_when_the_service_is_gone(tmp_path: Path) -> 
     assert "last known good of" in gone.source
     assert "gave no usable answer" in gone.reasons[0]
     assert resolve(here, "NVIDIA_H100", {}).miss is Miss.UNREACHABLE, "another GPU's answer was used"
+
+
+@pytest.mark.parametrize("in_code", [True, False])
+def test_what_is_kept_lies_in_the_xdg_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_code: bool
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.delenv("AUTOTUNE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        asked = Settings(url=url) if in_code else Settings.from_env({**os.environ, "AUTOTUNE_URL": url})
+        assert len(resolve(asked, GPU, {}).tables) == 1
+    assert len(list((tmp_path / "xdg" / "moe-autotune" / "tables").iterdir())) == 1
+    assert list((tmp_path / "work").iterdir()) == []
+    again = resolve(asked, GPU, {})
+    assert len(again.tables) == 1
+    assert "last known good" in again.source
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])

@@ -16,7 +16,7 @@ from autotune.measure.evidence_file import (
 )
 from autotune.measure.replay import ReplayRunner
 from autotune.measure.task import Task
-from autotune.vocabulary.errors import NotFoundError, TableError
+from autotune.vocabulary.errors import NotFoundError, TableError, UsageError
 from autotune.vocabulary.measurement import Measurement, Stage, Status
 from tests.factories import BASELINE, H100, OTHER_PROBLEM, PROBLEM, make_measurement, triton
 
@@ -80,7 +80,7 @@ def test_a_corrupt_file_is_refused_whole(tmp_path: Path, spoil: object) -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match="no readable evidence"):
+    with pytest.raises(UsageError, match=r"none\.jsonl\.gz cannot be read"):
         read_evidence(tmp_path / "none.jsonl.gz")
 
 

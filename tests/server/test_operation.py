@@ -229,7 +229,8 @@ def test_the_description_lists_every_call(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {
         "/routing", "/routing/table", "/routing/tables", "/measurements", "/revisions",
-        "/revisions/{number}/activate", "/revisions/{before}/diff/{after}", "/telemetry",
+        "/revisions/{number}/activate", "/revisions/{number}/withdraw",
+        "/revisions/{before}/diff/{after}", "/telemetry",
         "/healthz", "/readyz", "/metrics", "/",
     } <= set(paths)  # fmt: skip
     names = {p["name"] for p in paths["/routing"]["get"]["parameters"]}

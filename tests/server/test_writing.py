@@ -27,6 +27,7 @@ WRITES = [
     ("/measurements", "measure"),
     ("/revisions", "publish"),
     ("/revisions/1/activate", "publish"),
+    ("/revisions/1/withdraw", "publish"),
     ("/telemetry", "telemetry"),
 ]
 
@@ -155,6 +156,38 @@ def test_publish_roll_back_and_compare(client: TestClient) -> None:
         "fallback",
     )
     assert client.get("/revisions/2").json()["table"]["digest"] == second.digest
+
+
+def test_a_channel_goes_back_to_nowhere(client: TestClient, put: Put) -> None:
+    put(make_table())
+    put(make_table(tokens=(1, 2)))
+    put(make_table(tokens=(1, 2)), channel="canary")
+    look_up = {"shape": str(PROBLEM), "gpu": "h200", "tokens": 8}
+    body = {"author": "b", "reason": "wrong answers"}
+
+    def withdraw(number: int, **fields: str) -> Any:
+        return client.post(f"/revisions/{number}/withdraw", json={**body, **fields}, headers=bearer())
+
+    stale = withdraw(1)
+    assert stale.status_code == 409
+    assert "points at revision 2, not at 1" in stale.json()["detail"]
+    assert client.get("/routing", params=look_up).json()["revision"] == 2
+    done = withdraw(2)
+    assert done.status_code == 200
+    assert done.json() == {"revision": None, "channel": "stable", "changed": True, "previous": 2}
+    answer = client.get("/routing", params=look_up).json()
+    assert (answer["answer"], answer["reason"]) == ("fallback", "unknown_problem")
+    assert client.get("/routing/table", params={k: look_up[k] for k in ("shape", "gpu")}).status_code == 404
+    listed = client.get("/revisions").json()["revisions"]
+    assert [(r["number"], r["channels"]) for r in listed] == [(3, ["canary"]), (2, []), (1, [])]
+    again = withdraw(2)
+    assert again.json() == {"revision": None, "channel": "stable", "changed": False, "previous": None}
+    back = client.post("/revisions/2/activate", json=body, headers=bearer())
+    assert (back.status_code, back.json()["previous"]) == (200, None)
+    assert withdraw(9).status_code == 404
+    assert withdraw(2, channel="Canary!").status_code == 400
+    assert withdraw(2, author="").status_code == 400
+    assert withdraw(2, surprise="x").status_code == 422
 
 
 def test_none_needs_to_say_for_what(client: TestClient, put: Put) -> None:

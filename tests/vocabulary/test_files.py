@@ -28,7 +28,7 @@ from autotune.lab import tables as lab_tables
 from autotune.lab.results import Folder
 from autotune.measure.evidence_file import read_evidence
 from autotune.server.tokens import read_tokens
-from autotune.vocabulary.errors import AutotuneError, DatabaseError
+from autotune.vocabulary.errors import AutotuneError, UsageError
 from autotune.vocabulary.files import MAX_BYTES, read_bytes, read_text
 from autotune.vocabulary.model_config import read_model_config
 from autotune.vocabulary.settings import Settings
@@ -245,5 +245,5 @@ def test_a_database_is_a_regular_file(tmp_path: Path) -> None:
             found = within_seconds(
                 lambda path=path, create=create: open_database(f"sqlite:///{path}", create=create)
             )
-            assert isinstance(found, DatabaseError)
+            assert isinstance(found, UsageError)
             assert "is no regular file" in found.message

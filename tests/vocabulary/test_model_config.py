@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.vocabulary.catalogue import resolve_problem
-from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.errors import BrokenFileError, UsageError
 
 FP8_BLOCK = {
     "quant_method": "fp8",
@@ -292,10 +292,10 @@ def test_modelopts_own_file_counts(tmp_path: Path) -> None:
     [b"", b"{", b"\xff\xfe", b"[1]", b"3", b"[" * 100_000],
     ids=["empty", "cut", "no utf-8", "list", "number", "deep"],
 )
-def test_a_broken_file_is_bad_usage(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file_is_said_to_be_one(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content)
-    with pytest.raises(UsageError, match=r"no valid JSON|no JSON object") as caught:
+    with pytest.raises(BrokenFileError, match=r"no valid JSON|no JSON object") as caught:
         resolve_problem(str(file))
     assert str(file) in caught.value.message
 

@@ -74,6 +74,19 @@ def test_the_cache_follows_xdg() -> None:
     assert Settings.from_env({"XDG_CACHE_HOME": "/x", "AUTOTUNE_CACHE": "/y"}).cache == Path("/y")
 
 
+@pytest.mark.parametrize("unfit", ["", " ", "relative", "./x"])
+def test_an_xdg_folder_that_is_not_absolute_counts_as_unset(unfit: str) -> None:
+    expected = Path.home() / ".cache" / "moe-autotune"
+    assert Settings.from_env({"XDG_CACHE_HOME": unfit}).cache == expected
+
+
+def test_settings_made_in_code_have_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert Settings().cache == Path.home() / ".cache" / "moe-autotune"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert Settings().cache == Path("/x/moe-autotune")
+
+
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTUNE_CHANNEL", "canary")
     assert Settings.from_env().channel == "canary"

@@ -23,6 +23,12 @@ from autotune.vocabulary.installing import install_extra
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for another one."""
 CONNECT_TIMEOUT_S = 5
+SILENCE_S = 15
+"""How long a Postgres host may leave packets unanswered, by TCP, before a connection counts as lost."""
+STATEMENT_TIMEOUT_S = 30
+"""How long Postgres works on one statement; migrations are exempt."""
+POOL_TIMEOUT_S = 5.0
+"""How long a request waits for a free connection."""
 
 
 class ReadSession(Session):
@@ -207,13 +213,28 @@ def _writable(path: Path) -> bool:
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
+def _postgres_arguments(url: URL) -> dict[str, Any]:
+    """libpq's time limits, so that a host that falls silent fails a request and does not hold it for good.
+
+    What the URL itself says wins.
+    """
+    ours = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "tcp_user_timeout": 1000 * SILENCE_S,
+        "keepalives_idle": 5,
+        "keepalives_interval": 5,
+        "keepalives_count": 2,
+        "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s",
+    }
+    return {name: value for name, value in ours.items() if name not in url.query}
+
+
 def _engine(url: URL) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
-    arguments: dict[str, Any] = (
-        {"timeout": BUSY_TIMEOUT_S} if sqlite else {"connect_timeout": CONNECT_TIMEOUT_S}
-    )
+    arguments: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S} if sqlite else _postgres_arguments(url)
+    pool: dict[str, Any] = {} if sqlite else {"pool_pre_ping": True, "pool_timeout": POOL_TIMEOUT_S}
     try:
-        engine = create_engine(url, connect_args=arguments, pool_pre_ping=not sqlite)
+        engine = create_engine(url, connect_args=arguments, **pool)
     except ModuleNotFoundError as error:
         ours = url.drivername == "postgresql+psycopg"
         raise MissingDependencyError(

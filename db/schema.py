@@ -112,6 +112,12 @@ def refuse_foreign(connection: Connection) -> None:
     """
     if found := foreign_tables(connection):
         listing = f"{', '.join(found[:5])}{' ...' if len(found) > 5 else ''}"
+        if clash := sorted(Base.metadata.tables.keys() & set(found)):
+            named = ", ".join(clash)
+            raise DatabaseError(
+                f"The database belongs to another program, and has tables named like ours: {named}.",
+                "Name another with --db: the two cannot share one.",
+            )
         raise DatabaseError(
             f"The database belongs to another program: it has tables ({listing}), but none of ours.",
             "Name another with --db; to put our tables beside those, run `autotune db upgrade` on it.",
@@ -125,6 +131,8 @@ def upgrade_schema(connection: Connection) -> bool:
     caller began, Postgres through an advisory lock held until the transaction ends.
     """
     if connection.dialect.name == "postgresql":
+        # A migration of much evidence may take longer than any other statement.
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
     if inspect_schema(connection) is SchemaState.CURRENT:
         return False

@@ -421,8 +421,15 @@ class Sweep:
         return "No candidate passed its final measurements: try more --trials, or other --backends."
 
 
+MOST_LISTED = 24
+
+
 def _listed(counts: Iterable[int]) -> str:
-    return ", ".join(map(str, counts))
+    every = list(map(str, counts))
+    if len(every) <= MOST_LISTED:
+        return ", ".join(every)
+    few = MOST_LISTED // 2
+    return f"{', '.join(every[:few])} and {len(every) - few} more"
 
 
 def _describe(best: Measurement | None) -> str:

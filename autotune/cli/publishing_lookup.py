@@ -130,6 +130,7 @@ def undo_command(database: Database, done: Publication, db: str | None) -> str:
     """
     from autotune.db.keys import environment_digest
     from autotune.db.revisions import RevisionRepository
+    from autotune.db.urls import parse_url
 
     made = done.revision
     words = ["autotune", "rollback", "--gpu", made.environment.gpu, "--shape", str(made.problem)]
@@ -143,8 +144,8 @@ def undo_command(database: Database, done: Publication, db: str | None) -> str:
     if done.channel != "stable":
         words += ["--channel", done.channel]
     if db is not None:
-        # The command ends up in logs: a password does not.
-        words += ["--db", db if database.name == db else database.name]
+        # The command ends up in logs: a password must not.
+        words += ["--db", database.name if parse_url(db).password else db]
     return shlex.join([*words, "--reason", "why"])
 
 

@@ -66,7 +66,7 @@ def _model(file: Path, config: Mapping[str, Any]) -> Model:
     sizes["hidden size"] = latent if latent is not None else _size(config, ("hidden_size",))
     for what, size in sizes.items():
         if size is None:
-            raise Refusal(f"its {what} is missing")
+            raise Refusal(f"its {what} is missing or 0")
     quantization = read_quantization(config, file.parent)
     intermediate, topk, hidden = (size or 0 for size in sizes.values())
     if topk > experts:

@@ -155,6 +155,12 @@ def test_only_the_newest_baseline_counts() -> None:
     assert (route.baseline, route.winner) == (newer, FAST)
 
 
+def test_a_screening_that_seems_newer_takes_no_route_away() -> None:
+    ahead = screen(8, OTHER, 3.0, baseline=triton(128), offset_s=365 * 86_400)
+    route = only([*finals(8, FAST, 1.2), ahead])
+    assert (route.baseline, route.winner) == (BASELINE, FAST)
+
+
 def test_flashinfer_is_in_the_environment_only_if_it_is_used() -> None:
     plain = finals(8, FAST, 1.3, environment=FULL)
     assert table(plain, environment=FULL).environment.flashinfer is None

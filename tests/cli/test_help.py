@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -83,6 +86,15 @@ def test_documented_commands_exist() -> None:
     known = {name.split()[0] for name in commands()}
     written = set(re.findall(r"`autotune ([a-z]+)\b", documentation()))
     assert written <= known, f"documented, but no command: {sorted(written - known)}"
+
+
+def test_a_terminal_of_no_columns_still_gets_its_answer() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "table", "show", "--gpu", "h200", "--model", "qwen-moe-fp8"],
+        capture_output=True, text=True, env={**os.environ, "COLUMNS": "0", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "fused_decode" in done.stdout
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
 from autotune.cli import database, publishing
+from autotune.cli.publishing_lookup import undo_command
 from autotune.db.engine import open_database
 from autotune.db.keys import environment_digest
+from autotune.db.revisions import RevisionRepository
 from autotune.db.store import DatabaseStore
 from autotune.vocabulary.errors import AutotuneError
 from tests.factories import H100, H200, OTHER_PROBLEM, PROBLEM, make_measurement, make_table
@@ -125,6 +130,16 @@ def test_what_publishes_prints_a_command_that_undoes_it(two_environments: Comman
         assert program == "autotune"
         two_environments.run(*words)
         assert pointing(two_environments) == before
+
+
+def test_the_command_that_undoes_shows_no_password(commands: Commands) -> None:
+    commands.run("publish", commands.table("a.json"), "--reason", "r")
+    with open_database(os.environ["AUTOTUNE_DB"]) as opened:
+        with opened.read() as session:
+            (made,) = RevisionRepository(session).newest(problem=PROBLEM)
+        done: Any = SimpleNamespace(revision=made, channel="stable")
+        assert "s3cret" not in undo_command(opened, done, "postgresql://me:s3cret@host/name")
+        assert "--db postgresql://me@host/name" in undo_command(opened, done, "postgresql://me@host/name")
 
 
 def test_back_to_before_the_first_revision(commands: Commands) -> None:

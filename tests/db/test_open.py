@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import create_engine, inspect, make_url, text
 
 from autotune.db import engine as engine_module
 from autotune.db import schema
@@ -215,8 +216,10 @@ def test_another_programs_database_is_left_alone(url: str) -> None:
 
 def test_another_programs_table_in_the_way(url: str) -> None:
     make_foreign(url, "measurements")
-    with pytest.raises(DatabaseError, match="belongs to another program"):
+    with pytest.raises(DatabaseError, match="belongs to another program") as refused:
         open_database(url)
+    assert "Name another with --db" in str(refused.value)
+    assert "db upgrade" not in str(refused.value)
     with pytest.raises(DatabaseError, match="database of its own"):
         open_database(url, adopt=True)
     # Nothing of ours was left behind by the migration that failed.
@@ -373,3 +376,15 @@ def test_a_table_that_was_taken_away(url: str) -> None:
                 database.read() as s,
             ):
                 s.execute(text("SELECT count(*) FROM telemetry"))
+
+
+def test_a_postgres_that_falls_silent_fails_a_request_in_time(postgres_url: str) -> None:
+    """libpq's limits: of the server for a statement, of TCP for a host that answers nothing."""
+    with open_database(postgres_url) as database, database.read() as session:
+        assert session.execute(text("SHOW statement_timeout")).scalar() == "30s"
+        raw: Any = session.connection().connection.driver_connection
+        given = raw.info.get_parameters()
+        assert (given["tcp_user_timeout"], given["keepalives_idle"]) == ("15000", "5")
+    own = make_url(postgres_url).update_query_dict({"options": "-c statement_timeout=7s"})
+    with open_database(own.render_as_string(hide_password=False)) as database, database.read() as session:
+        assert session.execute(text("SHOW statement_timeout")).scalar() == "7s"

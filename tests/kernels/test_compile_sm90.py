@@ -226,7 +226,8 @@ def test_an_address_that_few_calls_have_goes_through_triton() -> None:
     (launch,) = decode_launches(Scheme.BF16, 1)[1]
     shifted = torch.empty(launch.arguments[0].numel() + 1, dtype=torch.bfloat16)[1:]
     assert replace(launch, arguments=(shifted, *launch.arguments[1:]))._key() is None
-    assert replace(launch, arguments=(*launch.arguments[:-1], 1 << 31))._key() is None
+    for other in (1 << 31, -1, True, None, 0.5):
+        assert replace(launch, arguments=(*launch.arguments[:-1], other))._key() is None
 
 
 def test_a_kernel_that_is_specialized_on_a_number_goes_through_triton() -> None:

@@ -12,7 +12,7 @@ import pytest
 from autotune.cli.lab_plan import starter_table
 from autotune.lab.arms import named_arms
 from autotune.lab.hosting import VLLM_SERVE, Host
-from autotune.lab.machine import this_place
+from autotune.lab.machine import gpu_memory_of, this_place
 from autotune.lab.metrics import steps
 from autotune.lab.plan import Plan
 from autotune.lab.results import Folder
@@ -118,6 +118,16 @@ def test_a_servers_gpu_memory_is_that_of_its_own_processes(
     with host_of(plan, tmp_path / "one") as host:
         # Without the processes' own, what a start added to all in use.
         assert host.ready(plan.arms[0]).start.memory_mib == alone
+
+
+def test_a_part_of_a_servers_memory_is_not_told_as_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho '{os.getpid()}, 31000'\necho '{os.getpid()}, [N/A]'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert gpu_memory_of(os.getsid(0)) is None
 
 
 SAMPLES = """\

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from autotune.measure import gpu_runner
 from autotune.measure.gpu_runner import GpuRunner
 from autotune.measure.task import Task
 from autotune.vocabulary.candidate import Candidate
@@ -212,6 +214,17 @@ def test_a_process_that_cannot_measure_says_why() -> None:
     assert caught.value.hint == "Use --replay."
     with pytest.raises(GpuNotReadyError, match="exit code 7"):
         GpuRunner(worker_main=fake_worker.dies_at_once)
+
+
+def test_a_refused_gpu_leaves_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise GpuNotReadyError("The GPU is not fit to be timed: it is 99% busy.", "Wait.")
+
+    monkeypatch.setattr(gpu_runner, "wait_until_ready", busy)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(GpuNotReadyError):
+        GpuRunner()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_real_process_refuses_a_machine_without_a_gpu() -> None:

@@ -112,6 +112,9 @@ def test_log_ratios_are_of_the_pairs(pairs: list[tuple[float, float]]) -> None:
         {"candidate_us": (1.7e308,)},
         {"baseline_us": (5e-324,)},
         {"baseline_p50_us": 2e9},
+        {"p50_us": 1.01, "p95_us": 1.2},
+        {"baseline_p50_us": 1.9},
+        {"p95_us": 0.9},
     ],
 )
 def test_times_are_paired_finite_and_positive(fields: dict[str, object]) -> None:
@@ -143,3 +146,29 @@ def test_fields_that_came_later_leave_older_evidence_as_it_is() -> None:
 def test_tuning_takes_no_negative_time() -> None:
     with pytest.raises(ValidationError, match="tuning_s"):
         Measurement.model_validate(changed(make_measurement(), tuning_s=-1.0))
+
+
+@pytest.mark.parametrize(
+    ("error", "of_baseline", "good"),
+    [
+        (0.029, None, True),
+        (0.031, None, False),
+        (0.049, 0.04, True),
+        (0.051, 0.04, False),
+        (1e300, 0.01, False),
+    ],
+)
+def test_what_is_wrong_is_never_ok(error: float, of_baseline: float | None, good: bool) -> None:
+    """The limit of FP8 is 0.03, or 1.25 times the baseline's own error."""
+    fields = {"relative_error": error, "baseline_relative_error": of_baseline}
+    if good:
+        assert make_measurement(**fields).relative_error == error
+        return
+    with pytest.raises(ValidationError, match="status ok with a relative error"):
+        make_measurement(**fields)
+    assert make_measurement(status=Status.WRONG, **fields).relative_error == error
+
+
+def test_a_token_count_is_a_number() -> None:
+    with pytest.raises(ValidationError, match="tokens"):
+        make_measurement(tokens=True)

@@ -12,7 +12,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autotune.vocabulary.canonical import canonical_json
 from autotune.vocabulary.errors import TableError
@@ -73,12 +73,21 @@ def read_evidence(
         header = RecordingHeader.model_validate_json(lines[0])
         if header.kind != "moe-autotune evidence" or header.version != 1:
             raise ValueError(f"kind {header.kind!r} version {header.version}")
-        return header, [Measurement.model_validate(_data(line)) for line in lines[1:]]
+        return header, [_measurement(number, line) for number, line in enumerate(lines[1:], 2)]
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise TableError(
             f"{source} is no readable evidence file: {reason(error).splitlines()[0].rstrip('.')}.",
             hint,
         ) from error
+
+
+def _measurement(number: int, line: str) -> Measurement:
+    try:
+        return Measurement.model_validate(_data(line))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the measurement"
+        raise ValueError(f"line {number}, {field}: {first['msg']}") from error
 
 
 def shipped_evidence() -> list[Traversable]:

@@ -108,10 +108,25 @@ class Settings:
         )
 
 
+_SWITCH = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
 def _switch(name: str, text: str | None, default: bool) -> bool:
-    if text not in (None, "0", "1"):
+    if text is None:
+        return default
+    on = _SWITCH.get(text.casefold())
+    if on is None:
         raise UsageError(f"{name} must be 0 or 1, not {text!r}.", f"Without it {int(default)} is taken.")
-    return default if text is None else text == "1"
+    return on
 
 
 def _seconds_or_none(name: str, text: str | None, default: float) -> float:

@@ -79,6 +79,16 @@ def test_a_corrupt_file_is_refused_whole(tmp_path: Path, spoil: object) -> None:
     assert caught.value.hint
 
 
+def test_a_measurement_that_does_not_fit_is_named_by_line_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl.gz"
+    write_evidence(path, HEADER, [make_measurement(), make_measurement(process=1)])
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    lines[2] = lines[2].replace('"tokens":8', '"tokens":-8')
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    with pytest.raises(TableError, match=r"line 3, tokens: Input should be greater than 0"):
+        read_evidence(path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.jsonl\.gz cannot be read"):
         read_evidence(tmp_path / "none.jsonl.gz")

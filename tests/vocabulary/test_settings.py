@@ -64,6 +64,15 @@ def test_no_seconds_switch_the_warm_up_off() -> None:
     assert Settings.from_env({"AUTOTUNE_WARMUP_SECONDS": "0"}).warmup_s == 0.0
 
 
+@pytest.mark.parametrize(
+    ("text", "on"), [("1", True), ("yes", True), ("ON", True), ("0", False), ("False", False)]
+)
+def test_a_switch_takes_the_usual_words(text: str, on: bool) -> None:
+    assert Settings.from_env({"AUTOTUNE_UNSPECIALIZE": text}).unspecialize is on
+    with pytest.raises(UsageError, match="AUTOTUNE_UNSPECIALIZE must be 0 or 1, not '2'"):
+        Settings.from_env({"AUTOTUNE_UNSPECIALIZE": "2"})
+
+
 def test_empty_counts_as_unset() -> None:
     names = ("DB", "TABLE", "URL", "CHANNEL", "MATCH", "MODE", "TIMEOUT", "CONCURRENCY", "CACHE")
     assert Settings.from_env({f"AUTOTUNE_{name}": " " for name in names}) == Settings.from_env({})

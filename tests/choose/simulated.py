@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from statistics import median
 
 from autotune.measure.task import Machine, Task
 from autotune.vocabulary.candidate import Candidate, Tile, TritonCandidate
@@ -62,8 +63,8 @@ class SimulatedRunner:
                     b / self.speed(candidate, task.tokens) * (1 + dice.gauss(0, self.noise)) for b in base
                 ]
                 times = PairedTimes(
-                    candidate_us=tuple(cand), baseline_us=tuple(base), p50_us=cand[0], p95_us=max(cand),
-                    baseline_p50_us=100, baseline_p95_us=101,
+                    candidate_us=tuple(cand), baseline_us=tuple(base), p50_us=median(cand), p95_us=max(cand),
+                    baseline_p50_us=median(base), baseline_p95_us=max(base),
                 )  # fmt: skip
             yield Measurement(
                 problem=task.problem, environment=ENVIRONMENT, checkpoint=task.checkpoint, tokens=task.tokens,

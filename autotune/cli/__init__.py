@@ -11,7 +11,13 @@ def main() -> None:
         from autotune.cli.app import run
 
         run()
-    except KeyboardInterrupt:
+    except SystemExit:
+        raise
+    except BaseException as error:
+        from autotune.vocabulary.errors import is_interrupt
+
+        if not is_interrupt(error):
+            raise
         # Also while modules are still being imported, where no command can catch it.
         print("interrupted", file=sys.stderr)
         sys.exit(130)

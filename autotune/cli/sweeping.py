@@ -260,7 +260,12 @@ def _runner(
 def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> SweepResult:
     from autotune.choose.sweep import Sweep
     from autotune.cli.sweep_display import SweepDisplay
-    from autotune.vocabulary.errors import DamagedDatabaseError, DatabaseError, MovedDatabaseError
+    from autotune.vocabulary.errors import (
+        DamagedDatabaseError,
+        DatabaseError,
+        MovedDatabaseError,
+        is_interrupt,
+    )
 
     # A plain kill and a closed terminal end like Ctrl-C: workers stopped, the run named.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -271,7 +276,12 @@ def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> Sweep
     with SweepDisplay(console, budget_s) as display:
         job = Sweep(plan, runner, store, display)
         try:
-            return job.execute()
+            try:
+                return job.execute()
+            except Exception as error:
+                if is_interrupt(error):
+                    raise KeyboardInterrupt from error
+                raise
         except KeyboardInterrupt:
             display.stop()
             console.print(f"interrupted: {_kept(job, runner)} Continue with the same command and --resume.")

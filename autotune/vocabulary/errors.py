@@ -163,3 +163,18 @@ class MissingDependencyError(AutotuneError):
     """An optional part of the installation is missing."""
 
     title = "Missing dependency"
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception is Ctrl-C, or another in which a library wrapped it.
+
+    pydantic calls Python from its own code, and turns whatever is raised there into an error of its own.
+    """
+    seen: set[int] = set()
+    now: BaseException | None = error
+    while now is not None and id(now) not in seen:
+        if isinstance(now, KeyboardInterrupt):
+            return True
+        seen.add(id(now))
+        now = now.__cause__ or now.__context__
+    return False

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 
 import pytest
+from pydantic import BaseModel, model_serializer
 
 from autotune.vocabulary import errors
-from autotune.vocabulary.errors import AutotuneError, ShapeError, UnknownNameError, UsageError
+from autotune.vocabulary.errors import AutotuneError, ShapeError, UnknownNameError, UsageError, is_interrupt
 
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, AutotuneError)]
 
@@ -42,3 +43,21 @@ def test_the_nearest_name_ignores_case(name: str, nearest: str | None) -> None:
     error = UnknownNameError("thing", name, ["h200", "triton"])
     assert error.nearest == nearest
     assert "h200, triton" in error.hint
+
+
+def test_an_interrupt_is_known_in_what_a_library_wrapped_it_in() -> None:
+    """As pydantic does, from a serializer in which Ctrl-C arrived."""
+
+    class Slow(BaseModel):
+        x: int = 1
+
+        @model_serializer
+        def _interrupted(self) -> dict[str, int]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Exception, match="KeyboardInterrupt") as caught:
+        Slow().model_dump()
+    assert not isinstance(caught.value, KeyboardInterrupt)
+    assert is_interrupt(caught.value)
+    assert is_interrupt(KeyboardInterrupt())
+    assert not is_interrupt(ValueError("x"))

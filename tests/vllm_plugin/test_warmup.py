@@ -84,7 +84,10 @@ def test_a_start_compiles_what_the_table_reaches_and_a_second_reads_it(
 @pytest.mark.slow
 def test_the_time_limit_lets_the_server_start(vllm_path: dict[str, list[str]], tmp_path: Path) -> None:
     version = VERSIONS[0]
-    found = inside(version, vllm_path, tmp_path / "cache", "serve", table_file(version, tmp_path), 0.5, 2)
+    # With vLLM's kernel as it is, 1 and 2 tokens ask for variants of their own.
+    own = {"AUTOTUNE_UNSPECIALIZE": "0"}
+    table = table_file(version, tmp_path)
+    found = inside(version, vllm_path, tmp_path / "cache", "serve", table, 0.5, 2, **own)
     (end,) = [line for line in found["first"] if "compiled and" in line]
     assert "2 are left to their first use, as the time limit was reached" in end
     assert found["vllm's own ran"] == 3

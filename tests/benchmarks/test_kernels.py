@@ -144,6 +144,7 @@ def test_no_time_means_no_row_and_no_evidence_is_said(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+@pytest.mark.slow
 def test_programs_without_a_replay_do_not_advise_one(tmp_path: Path) -> None:
     """On a machine without a GPU they say so, and name what does show recorded figures there."""
     for name in ("recompiles", "decode_forms", "engine_steps"):

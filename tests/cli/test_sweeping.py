@@ -134,6 +134,7 @@ def test_a_replay_names_the_options_that_it_does_not_read(tmp_path: Path, eviden
     assert done.stdout == quiet.stdout
 
 
+@pytest.mark.slow
 def test_a_replay_of_some_backends_publishes_no_other(tmp_path: Path) -> None:
     options = ("sweep", "--gpu", "h200", "--model", "qwen-moe-fp8", "--replay", "--backends", "triton")
     done = run(tmp_path, *options, "--publish", "--json")
@@ -152,6 +153,7 @@ def test_a_replay_of_some_backends_publishes_no_other(tmp_path: Path) -> None:
     assert "no final measurements of vllm_cutlass" in none.stderr
 
 
+@pytest.mark.slow
 def test_token_counts_of_earlier_runs_are_told(tmp_path: Path, evidence: Path) -> None:
     narrow = (*MODEL, "--evidence", str(evidence), "--tokens", "1,8")
     assert "earlier runs" not in run(tmp_path, *narrow).stderr
@@ -303,11 +305,13 @@ def test_it_says_what_uses_a_table(tmp_path: Path, evidence: Path) -> None:
     assert "not published: another table goes on answering (stable at revision 1)" in " ".join(other.split())
 
 
+@pytest.mark.slow
 def test_a_starter_table_is_said_to_answer(tmp_path: Path) -> None:
     done = run(tmp_path, "sweep", "--gpu", "h200", "--model", "qwen-moe-fp8", "--replay")
     assert "not published: it is the starter table, which answers" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_the_first_publication_is_undone_by_the_command_that_is_printed(
     tmp_path: Path, evidence: Path
 ) -> None:
@@ -434,6 +438,7 @@ def damage(path: Path) -> None:
             take_away,
             r"is no longer at its path \(.*\)\. next: Put the file back, .* With the first file back",
             id="moved",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             replace,

@@ -32,6 +32,7 @@ def host_of(plan: Plan, folder: Path) -> Host:
     return Host(plan, kept, this_place(), Path("/no/model"), TABLE, free_ports(8), 60.0, lambda _: None)
 
 
+@pytest.mark.slow
 def test_each_arm_gets_its_table_its_plugins_and_its_caches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

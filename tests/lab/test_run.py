@@ -144,7 +144,7 @@ def test_equal_servers_are_no_difference(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"STAND_IN_LOSE": "5"}, "requests completed"),
+        pytest.param({"STAND_IN_LOSE": "5"}, "requests completed", marks=pytest.mark.slow),
         pytest.param({"STAND_IN_DIE": "4"}, "The server of fast ended with 7", marks=pytest.mark.slow),
     ],
 )

@@ -1,9 +1,9 @@
 """A whole vLLM engine: start it, generate, print what was generated. Run by `test_serving_gpu.py`.
 
-    python serve_once.py MODEL_FOLDER [FLAG]
+    python serve_once.py MODEL_FOLDER [FLAG [RANKS]]
 
 Prints one JSON line: for each prompt its generated token ids, and how long the start took in seconds. The
-file FLAG is made between the start and the first prompt.
+file FLAG is made between the start and the first prompt. RANKS is the number of GPUs that share each layer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ NEW_TOKENS = 12
 def main() -> None:
     import vllm
 
+    ranks = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    compilation: dict[str, Any] = {"cudagraph_capture_sizes": [1, 2, 4, 8]}
+    if ranks > 1:
+        # FlashInfer would compile its fused all-reduce for minutes, and no route depends on it.
+        compilation["pass_config"] = {"fuse_allreduce_rms": False}
     start = time.monotonic()
     engine: Any = vllm.LLM(
         sys.argv[1],
@@ -29,7 +34,8 @@ def main() -> None:
         kv_cache_memory_bytes=1 << 30,
         max_model_len=2048,
         enable_prefix_caching=False,
-        compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8]},
+        compilation_config=compilation,
+        tensor_parallel_size=ranks,
     )
     ready = time.monotonic()
     if len(sys.argv) > 2:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,97 +19,19 @@ from autotune.vocabulary.wire import encode_tables
 from tests.client.servers import Script, http_service, raw_server
 from tests.factories import make_published, make_table, triton
 from tests.vllm_plugin.faults import NOWHERE, READ_ONLY, TOO_LARGE
+from tests.vllm_plugin.whole_engines import serve
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(400),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
-ROOT = Path(__file__).parents[2]
 PROBLEM = Problem.parse("E=128,N=768,K=2048,topk=8,scheme=fp8_block128")
 TILE = triton(16, 128, 128, swap_ab=True, num_warps=4, num_stages=3)
 OURS = FusedTritonCandidate(
     gate_up=Tile(block_m=16, block_n=128, block_k=128, num_warps=4, num_stages=3),
     down=Tile(block_m=16, block_n=128, block_k=128, num_warps=4, num_stages=3),
 )
-
-FAULTY_PLUGIN = """
-import os
-
-def raising():
-    # Our kernels fail once the engine is up: the profiling run and every probe have gone well.
-    from autotune.vllm_plugin import own_experts
-
-    apply = own_experts.OwnKernel.apply
-
-    def failing(self, *args, **named):
-        if os.path.exists(os.environ["FAULT_FLAG"]):
-            raise RuntimeError("misaligned address")
-        return apply(self, *args, **named)
-
-    own_experts.OwnKernel.apply = failing
-
-def another():
-    # Somebody else's plugin, which replaces the same function first.
-    from vllm.model_executor.layers.fused_moe import fused_moe
-
-    original = fused_moe.get_moe_configs
-
-    def theirs(E, N, dtype, block_n=None, block_k=None):
-        return original(E, N, dtype, block_n, block_k)
-
-    fused_moe.get_moe_configs = theirs
-"""
-
-
-@dataclass(frozen=True)
-class Served:
-    """One engine: what it generated, how long it took to start, and what the plugin said."""
-
-    tokens: list[list[int]]
-    start_s: float
-    lines: list[str]
-
-    def warnings(self) -> set[str]:
-        """The plugin's warnings; every process of vLLM may say each once."""
-        return self.saying("WARNING")
-
-    def saying(self, words: str) -> set[str]:
-        """What the plugin said in lines with these words."""
-        return {line.partition("autotune: ")[2] for line in self.lines if words in line}
-
-
-def serve(folder: Path, plugins: str = "random_weights,autotune", **env: str) -> Served:
-    """Start an engine with the plugin, generate, and read its log."""
-    from autotune.lab.model import install_random_weights, write_model
-
-    model, site, flag = folder / "model", folder / "site", folder / "up"
-    flag.unlink(missing_ok=True)
-    write_model(model, "fp8_block128", layers=2)
-    install_random_weights(site)
-    (site / "faulty_plugins.py").write_text(FAULTY_PLUGIN)
-    metadata = site / "faulty_plugins-0.dist-info"
-    metadata.mkdir(exist_ok=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-plugins\nVersion: 0\n")
-    # vLLM loads plugins as Python finds them: this folder is the first on the path.
-    (metadata / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nraising = faulty_plugins:raising\nanother = faulty_plugins:another\n"
-    )
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE_")}
-    paths = [str(site), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("serve_once.py")), str(model), str(flag)],
-        capture_output=True, text=True, timeout=380,
-        env={
-            **clean, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "VLLM_PLUGINS": plugins,
-            "FAULT_FLAG": str(flag), "VLLM_DEEP_GEMM_WARMUP": "skip",
-            "AUTOTUNE_CACHE": str(folder / "cache"), **env,
-        },
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if "autotune: " in line]
-    (answer,) = [line for line in done.stdout.splitlines() if line.startswith('{"tokens"')]
-    return Served(**json.loads(answer), lines=lines)
 
 
 @pytest.fixture(scope="module")

@@ -48,9 +48,11 @@ test-versions: setup-test other-sources ## run the plugin's tests in the other v
 	@AUTOTUNE_VLLM_VERSIONS="$(OTHER_VLLM_VERSIONS)" $(BIN)/python -m pytest $(SPREAD) -m 'not slow' \
 		tests/vllm_plugin/test_against_vllm.py tests/vllm_plugin/test_router.py tests/vllm_plugin/test_faults.py
 
+ALONE := tests/measure/test_gpu_faults.py
 test-gpu: setup-test ## run the tests that need a CUDA GPU
-	@echo "==> pytest -m gpu" >&2
-	@$(BIN)/python -m pytest -m gpu -n 0
+	@echo "==> pytest -m gpu, the sweep's faults first: there pytest itself must not hold the GPU" >&2
+	@$(BIN)/python -m pytest -m gpu -n 0 $(ALONE)
+	@$(BIN)/python -m pytest -m gpu -n 0 --ignore $(ALONE)
 
 bench-serve: ## with a CUDA GPU and vLLM in PYTHON: serve with and without the plugin, and compare
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/serve_with_plugin.py --out bench-results $(BENCH_ARGS)

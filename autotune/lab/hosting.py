@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.lab import logs, metrics
+from autotune.lab import deep_gemm, logs, metrics
 from autotune.lab.children import note_running
 from autotune.lab.machine import Place, gpu_memory_mib, gpu_memory_of
 from autotune.lab.model import WEIGHTS_PLUGIN, install_random_weights
@@ -28,16 +28,18 @@ VLLM_SERVE = (
     "--jit-monitor-verbose",
 )  # fmt: skip
 """Everything else is vLLM's default. Verbose: else the JIT monitor logs a kernel's first time only."""
-_SHOWN = ("VLLM_", "AUTOTUNE_", "TRITON_", "CUDA_")
+_SHOWN = ("VLLM_", "AUTOTUNE_", "TRITON_", "CUDA_", "DG_")
 
 
 @dataclass
 class Hosted:
-    """A server that is ready, and where its log stood then."""
+    """A server that is ready, where its log stood then, and what DeepGEMM had compiled by then."""
 
     server: Server
     start: Start
     ready_at: int
+    deep_gemm_cache: Path
+    deep_gemm_kernels: frozenset[str]
 
 
 @dataclass
@@ -176,7 +178,8 @@ class Host:
         if self.keep_starts:
             self.folder.save_start(record)
         self.tell(f"{arm.name} is ready after {ready_s:.0f} s{'' if alone else ', beside others'}")
-        return Hosted(starting.server, record, log.stat().st_size)
+        cache = Path(starting.env[deep_gemm.CACHE_VARIABLE])
+        return Hosted(starting.server, record, log.stat().st_size, cache, deep_gemm.kernels(cache))
 
     def stop(self, arm: Arm) -> None:
         """Stop an arm's server if it runs."""
@@ -219,7 +222,8 @@ class Host:
         env["VLLM_PLUGINS"] = f"{WEIGHTS_PLUGIN},autotune" if arm.plugin else WEIGHTS_PLUGIN
         env["TRITON_CACHE_DIR"] = str(caches / "triton")
         env["VLLM_CACHE_ROOT"] = str(caches / "vllm")
-        for folder in (caches / "triton", caches / "vllm"):
+        env[deep_gemm.CACHE_VARIABLE] = str(caches / "deep_gemm")
+        for folder in (caches / "triton", caches / "vllm", caches / "deep_gemm"):
             folder.mkdir(parents=True, exist_ok=True)
         if arm.plugin:
             env["AUTOTUNE_CACHE"] = str(caches / "tables")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from autotune.lab import logs
+from autotune.lab import deep_gemm, logs
 from autotune.lab.children import stop_leftovers
 from autotune.lab.client import BenchClient, bench_arguments, client
 from autotune.lab.hosting import Host, Hosted
@@ -239,8 +239,11 @@ class _Run:
 
     def _one(self, hosted: Hosted, round_: int, point: Point, arm: Arm) -> Result:
         before = hosted.server.log.stat().st_size
+        built_before = deep_gemm.kernels(hosted.deep_gemm_cache)
         figures = self._drive(hosted, round_, point)
         text = logs.text_from(hosted.server.log, before)
+        built = deep_gemm.kernels(hosted.deep_gemm_cache)
+        since_ready = logs.compiles(logs.text_from(hosted.server.log, hosted.ready_at))
         return Result(
             plan=self.plan.digest,
             round=round_,
@@ -249,8 +252,8 @@ class _Run:
             place=self.place,
             start=hosted.start.log,
             figures=figures,
-            compiles=logs.compiles(text),
-            compiles_since_ready=len(logs.compiles(logs.text_from(hosted.server.log, hosted.ready_at))),
+            compiles=(*logs.compiles(text), *deep_gemm.compiled(built_before, built)),
+            compiles_since_ready=len(since_ready) + len(built - hosted.deep_gemm_kernels),
             lines=logs.kept_lines(text),
         )
 

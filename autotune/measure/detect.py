@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 from typing import Any
 
 from autotune.kernels.backends.libraries import selection_surface
@@ -109,7 +110,7 @@ def visible_gpu() -> str | None:
     try:
         if nvml.nvmlDeviceGetCount() == 0:
             return None
-        name = nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(_index()))
+        name = nvml.nvmlDeviceGetName(gpu_handle(nvml))
     except nvml.NVMLError:
         return None
     finally:
@@ -129,8 +130,19 @@ def driver_version() -> str:
     return version.decode() if isinstance(version, bytes) else str(version)
 
 
-def _index() -> int:
-    import os
+def gpu_handle(nvml: Any) -> Any:
+    """NVML's handle of the first GPU of `CUDA_VISIBLE_DEVICES`: an index, or a UUID or its beginning.
 
+    Raises:
+        nvml.NVMLError: if there is no such GPU.
+    """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return int(first) if first.isdigit() else 0
+    if first.startswith("MIG-"):
+        return nvml.nvmlDeviceGetHandleByUUID(first)
+    if first.startswith("GPU-"):
+        for number in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+            if (uuid.decode() if isinstance(uuid, bytes) else str(uuid)).startswith(first):
+                return handle
+    return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)

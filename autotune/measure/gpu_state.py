@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.measure.detect import _index, _nvml
+from autotune.measure.detect import _nvml, gpu_handle
 from autotune.vocabulary.errors import GpuNotReadyError
 
 BUSY_PERCENT = 10
@@ -46,7 +46,7 @@ def read_state(own: frozenset[int] = frozenset()) -> GpuState | None:
     if nvml is None:
         return None
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(_index())
+        handle = gpu_handle(nvml)
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         # Hardware causes only: the software power cap is how a GPU under full load normally runs.
         causes = {

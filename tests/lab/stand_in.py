@@ -3,7 +3,8 @@
 Environment: STAND_IN_MS (milliseconds a token, default 4), STAND_IN_LOSE (every n-th completion is refused),
 STAND_IN_DIE (ends after n completions), STAND_IN_LOG (a line of the log at each completion),
 STAND_IN_COUNT (a file that gets a byte for each completion), STAND_IN_SHIFT (added to the log probabilities),
-STAND_IN_OTHER (position from which on other tokens come), STAND_IN_METRICS (what /metrics says).
+STAND_IN_OTHER (position from which on other tokens come), STAND_IN_METRICS (what /metrics says),
+STAND_IN_BUILDS (compiles as DeepGEMM does: a kernel at the start, and at each of the first n completions).
 """
 
 from __future__ import annotations
@@ -21,8 +22,16 @@ TOKEN_S = float(os.environ.get("STAND_IN_MS", "4")) / 1000
 LOSE, DIE = (int(os.environ.get(f"STAND_IN_{name}", "0")) for name in ("LOSE", "DIE"))
 SHIFT = float(os.environ.get("STAND_IN_SHIFT", "0"))
 OTHER = int(os.environ.get("STAND_IN_OTHER", "1000000"))
+BUILDS = int(os.environ.get("STAND_IN_BUILDS", "0"))
 _lock = threading.Lock()
 _served = 0
+
+
+def build(name: str) -> None:
+    """Leave what DeepGEMM leaves in its cache."""
+    folder = Path(os.environ["DG_JIT_CACHE_DIR"]) / "cache" / f"kernel.{name}"
+    folder.mkdir(parents=True)
+    (folder / "kernel.cubin").touch()
 
 
 class Words(BaseHTTPRequestHandler):
@@ -57,6 +66,8 @@ class Words(BaseHTTPRequestHandler):
             return
         if "STAND_IN_LOG" in os.environ:
             print(os.environ["STAND_IN_LOG"], flush=True)
+        if number <= BUILDS:
+            build(f"fp8_gemm.{number}")
         if "STAND_IN_COUNT" in os.environ:
             with Path(os.environ["STAND_IN_COUNT"]).open("a") as count:
                 count.write(".")
@@ -94,6 +105,8 @@ if __name__ == "__main__":
         with urllib.request.urlopen(f"{os.environ['AUTOTUNE_URL']}/revisions", timeout=10) as answer:
             numbers = [revision["number"] for revision in json.load(answer)["revisions"]]
             print(f"autotune: the service has revisions {numbers}", flush=True)
+    if BUILDS:
+        build("at_start.0")
     ThreadingHTTPServer.request_queue_size = 128
     print(
         "autotune: a line of the plugin", "\nModel loading took 29.5 GiB memory and 1.0 seconds", flush=True

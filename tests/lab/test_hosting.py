@@ -60,7 +60,7 @@ def test_each_arm_gets_its_table_its_plugins_and_its_caches(
     table = RoutingTable.from_json_data(json.loads(handed.read_text()))
     assert {r.winner.backend for r in table.routes if r.speedup} == {"fused_decode"}
     assert environments["fused_decode"]["AUTOTUNE_MODE"] == "route"
-    for variable in ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):
+    for variable in ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "DG_JIT_CACHE_DIR"):
         assert len({env[variable] for env in environments.values()}) == 3
     assert [starts[arm.name].alone for arm in plan.arms] == [True, False, False]
     again = host_of(plan, tmp_path)

@@ -58,6 +58,14 @@ def test_a_candidate_that_takes_the_gpu_down_with_it_is_a_status(monkeypatch: py
     assert len([line for line in told if "GPU process replaced" in line]) == 2
 
 
+@pytest.fixture
+def _nobody_else() -> None:
+    """An earlier test of this very process may hold the GPU, and a sweep would rightly wait for it."""
+    import torch
+
+    assert not torch.cuda.is_initialized(), "run this file in a pytest of its own: `make test-gpu`"
+
+
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     env = {**os.environ, "AUTOTUNE_DB": f"sqlite:///{folder / 'own.db'}", "COLUMNS": "200"}
     return subprocess.Popen(
@@ -99,6 +107,7 @@ def test_a_busy_gpu_is_refused_with_what_was_seen(tmp_path: Path) -> None:
     assert "--wait SECONDS" in err
 
 
+@pytest.mark.usefixtures("_nobody_else")
 def test_a_sweep_waits_its_turn_and_goes_on_after_kill_9(tmp_path: Path) -> None:
     """A busy GPU is waited for; killed once some measurements are stored, none is lost or stored twice."""
     words = (

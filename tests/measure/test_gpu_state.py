@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from autotune.measure import gpu_state
+from autotune.measure.detect import gpu_handle
 from autotune.measure.gpu_state import GpuState, wait_until_ready
 from autotune.vocabulary.errors import GpuNotReadyError
 
@@ -67,3 +68,30 @@ def test_it_gives_up_when_the_time_is_up(naps: list[float]) -> None:
 def test_an_idle_or_unreadable_gpu_is_taken_at_once(state: GpuState | None, naps: list[float]) -> None:
     wait_until_ready(0.0, read=Readings(state))
     assert naps == []
+
+
+class ThreeGpus:
+    """As much of NVML as finding a GPU takes; a handle is its number."""
+
+    UUIDS = ("GPU-8932f937-d72c", "GPU-8a11c0de-0001", b"GPU-f00dcafe-2222")
+
+    nvmlDeviceGetCount = staticmethod(lambda: 3)
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda number: number)
+    nvmlDeviceGetUUID = staticmethod(lambda number: ThreeGpus.UUIDS[number])
+    nvmlDeviceGetHandleByUUID = staticmethod(lambda uuid: uuid)
+
+
+@pytest.mark.parametrize(
+    ("visible", "handle"),
+    [
+        (None, 0), ("", 0), ("2", 2), (" 1,0", 1), ("GPU-8a", 1), ("GPU-f00dcafe-2222,0", 2),
+        ("MIG-0a1b,0", "MIG-0a1b"),
+    ],
+)  # fmt: skip
+def test_the_gpu_that_is_looked_at_is_the_one_that_cuda_sees_first(
+    visible: str | None, handle: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_handle(ThreeGpus) == handle

@@ -35,7 +35,7 @@ def test_stock_and_the_plugin_side_by_side(tmp_path: Path) -> None:
     # Given, not measured: nothing else on the GPU may give memory back while vLLM measures.
     memory = ["--gpu-memory", "0.2", "--serve-arg=--kv-cache-memory-bytes", "--serve-arg=2G"]
     words = [*small, *memory, "--port", port, "--env", "VLLM_DEEP_GEMM_WARMUP=skip"]
-    ran = lab("run", "--out", str(out), *words)
+    ran = lab("run", "--out", str(out), *words, "--start-at-once")
     assert ran.returncode == 0, ran.stderr[-5000:]
     report = json.loads(lab("report", str(out), "--json").stdout)
     assert report["pairs"] == report["pairs_wanted"] == 3

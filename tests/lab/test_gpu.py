@@ -33,7 +33,7 @@ def test_stock_and_the_plugin_side_by_side(tmp_path: Path) -> None:
     out, port = tmp_path / "lab", str(free_ports(4))
     small = ["--layers", "2", "--concurrency", "1", "--requests", "4", "--prompts", "64:256", "--output", "8"]
     # Given, not measured: nothing else on the GPU may give memory back while vLLM measures.
-    memory = ["--gpu-memory", "0.2", "--serve-arg=--kv-cache-memory-bytes", "--serve-arg=2G"]
+    memory = ["--gpu-memory", "0.1", "--serve-arg=--kv-cache-memory-bytes", "--serve-arg=2G"]
     words = [*small, *memory, "--port", port, "--env", "VLLM_DEEP_GEMM_WARMUP=skip"]
     ran = lab("run", "--out", str(out), *words, "--start-at-once")
     assert ran.returncode == 0, ran.stderr[-5000:]

@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test lint test-slow test-versions test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-steps bench-recompiles setup-run setup-test sources other-sources
+.PHONY: help sweep test lint test-slow test-versions test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-steps bench-layers bench-recompiles setup-run setup-test sources other-sources
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -73,6 +73,9 @@ bench-decode: ## with a CUDA GPU, torch and Triton in PYTHON: fused_decode with 
 
 bench-steps: ## with a CUDA GPU and vLLM in PYTHON: a decode step of the engine alone, stock against the plugin
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/engine_steps.py --out bench-results $(BENCH_ARGS)
+
+bench-layers: ## with a CUDA GPU and vLLM in PYTHON: a call's cost with other layers' weights in between, and to the host
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/layer_calls.py --out bench-results $(BENCH_ARGS)
 
 bench-recompiles: ## with a CUDA GPU and vLLM in PYTHON: vLLM's kernel with and without specialization
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/recompiles.py --out bench-results $(BENCH_ARGS)

@@ -1,14 +1,15 @@
-"""What a decode step of vLLM's engine takes on the GPU, stock against the plugin, without a client.
+"""What a step of vLLM's engine takes on the GPU, stock against the plugin, without a client.
 
     python benchmarks/engine_steps.py [--scheme fp8_tensor] [--layers 12] [--batches 1,8,32,128]
-                                      [--prompt 128] [--steps 16] [--out FOLDER]
+                                      [--prompt 128] [--prefills 128,2048,8192] [--steps 16] [--out FOLDER]
 
 A served token also costs its way from the engine to the client; here nothing but the engine runs. Each arm
 is an engine in a process of its own, one after the other, with random weights and the plugin's starter
-table. For each batch: the median wall time of a step, the time in which kernels ran on the GPU
-(torch.profiler, CUDA graphs included), the time of the kernels that differ between the arms, per layer, and
-the kernels that took longest. The arms are minutes apart, so the figures are for finding causes; `autotune
-lab` measures in turns.
+table. For each batch of decoding requests, and for each prefill of so many tokens: the median wall time of a
+step, the time in which kernels ran on the GPU (torch.profiler, CUDA graphs included), the time of the
+kernels that differ between the arms, per layer, and the kernels that took longest. Wall time far above the
+GPU's is the host's: launches from Python. The arms are minutes apart, so the figures are for finding causes;
+`autotune lab` measures in turns.
 
 Needs a CUDA GPU and vLLM.
 """
@@ -29,7 +30,13 @@ from pathlib import Path
 from typing import Any
 
 ARMS = ("stock", "plugin")
-MAX_LEN = 4096
+MAX_LEN = 4352
+PROMPT = 4096
+"""Tokens of a prefilled prompt at most; a larger prefill is of several prompts in one step."""
+PREFILLS = 4
+"""Prefills timed, and again profiled."""
+STEP_TOKENS = 8192
+"""`max_num_batched_tokens`: what `vllm serve` takes on an H200 (vllm/engine/arg_utils.py of 0.25.1)."""
 LONGEST = 12
 """Kernels that are listed."""
 
@@ -37,7 +44,6 @@ LONGEST = 12
 def engine(given: argparse.Namespace) -> None:
     """One arm, in a process of its own: measure and print JSON."""
     import vllm
-    from torch.profiler import ProfilerActivity, profile
 
     model: Any = vllm.LLM(
         str(given.model),
@@ -46,30 +52,60 @@ def engine(given: argparse.Namespace) -> None:
         kv_cache_memory_bytes=16 << 30,
         max_model_len=MAX_LEN,
         max_num_seqs=max(given.batches),
+        max_num_batched_tokens=STEP_TOKENS,
     )
     draw = random.Random(1)
     found = {}
     for batch in given.batches:
         _fill(model, draw, batch, given.prompt, given.steps)
-        walls = []
-        for _ in range(given.steps):
-            start = time.perf_counter()
-            model.llm_engine.step()
-            walls.append(time.perf_counter() - start)
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            for _ in range(given.steps):
-                model.llm_engine.step()
-        kernels: dict[str, float] = {}
-        for event in seen.key_averages():
-            if event.self_device_time_total > 0:
-                kernels[event.key] = event.self_device_time_total / given.steps
-        found[batch] = {
-            "step_us": round(statistics.median(walls) * 1e6, 1), "gpu_us": round(sum(kernels.values()), 1),
-            "kernels_us": {name: round(us, 2) for name, us in kernels.items()},
-        }  # fmt: skip
+        found[f"decode {batch}"] = _measured(model.llm_engine.step, given.steps)
         while model.llm_engine.has_unfinished_requests():
             model.llm_engine.step()
+    for tokens in given.prefills:
+
+        def prefill(tokens: int = tokens) -> None:
+            _prefill(model, draw, tokens)
+
+        prefill()  # what the first one compiles or tunes is no part of it
+        found[f"prefill {tokens}"] = _measured(prefill, PREFILLS)
     print(json.dumps(found), flush=True)
+
+
+def _measured(step: Callable[[], Any], times: int) -> dict[str, Any]:
+    """Time a step so often, then profile it as often: microseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    walls = []
+    for _ in range(times):
+        start = time.perf_counter()
+        step()
+        walls.append(time.perf_counter() - start)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(times):
+            step()
+    kernels: dict[str, float] = {}
+    for event in seen.key_averages():
+        if event.self_device_time_total > 0:
+            kernels[event.key] = event.self_device_time_total / times
+    return {
+        "step_us": round(statistics.median(walls) * 1e6, 1), "gpu_us": round(sum(kernels.values()), 1),
+        "kernels_us": {name: round(us, 2) for name, us in kernels.items()},
+    }  # fmt: skip
+
+
+def _prefill(model: Any, draw: random.Random, tokens: int) -> None:
+    """Requests of so many prompt tokens together, prefilled in one step, until each has its one new token."""
+    import vllm
+
+    wanted = vllm.SamplingParams(temperature=0, ignore_eos=True, max_tokens=1)
+    left, number = tokens, 0
+    while left:
+        length = min(left, PROMPT)
+        prompt = [draw.randrange(1000, 150_000) for _ in range(length)]
+        model.llm_engine.add_request(f"prefill-{number}", {"prompt_token_ids": prompt}, wanted)
+        left, number = left - length, number + 1
+    while model.llm_engine.has_unfinished_requests():
+        model.llm_engine.step()
 
 
 def _fill(model: Any, draw: random.Random, batch: int, prompt: int, steps: int) -> None:
@@ -116,25 +152,23 @@ def run(arm: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def report(arms: dict[str, dict[str, Any]], layers: int) -> str:
     """The arms side by side, and the kernels that took longest."""
-    lines = [f"{'batch':>6}" + "".join(f"{arm + ' step us':>16}{arm + ' GPU us':>16}" for arm in arms)]
+    lines = [f"{'step':>13}" + "".join(f"{arm + ' step us':>16}{arm + ' GPU us':>16}" for arm in arms)]
     lines[0] += f"{'differing kernels, us a layer':>38}"
-    batches = list(next(iter(arms.values())))
-    for batch in batches:
-        cells = "".join(
-            f"{found[batch]['step_us']:>16}{found[batch]['gpu_us']:>16}" for found in arms.values()
-        )
-        apart = "  against  ".join(f"{us:.1f}" for us in _differing(arms, batch, layers))
-        lines.append(f"{batch:>6}{cells}{apart:>38}")
+    steps = list(next(iter(arms.values())))
+    for step in steps:
+        cells = "".join(f"{found[step]['step_us']:>16}{found[step]['gpu_us']:>16}" for found in arms.values())
+        apart = "  against  ".join(f"{us:.1f}" for us in _differing(arms, step, layers))
+        lines.append(f"{step:>13}{cells}{apart:>38}")
     for arm, found in arms.items():
-        for batch in batches:
-            lines.append(f"\n{arm}, batch {batch}: microseconds a step")
-            longest = sorted(found[batch]["kernels_us"].items(), key=lambda item: -item[1])[:LONGEST]
+        for step in steps:
+            lines.append(f"\n{arm}, {step}: microseconds a step")
+            longest = sorted(found[step]["kernels_us"].items(), key=lambda item: -item[1])[:LONGEST]
             lines += [f"{us:>12.1f}  {name[:90]}" for name, us in longest]
     return "\n".join(lines)
 
 
-def _differing(arms: dict[str, dict[str, Any]], batch: str, layers: int) -> Sequence[float]:
-    kernels = [found[batch]["kernels_us"] for found in arms.values()]
+def _differing(arms: dict[str, dict[str, Any]], step: str, layers: int) -> Sequence[float]:
+    kernels = [found[step]["kernels_us"] for found in arms.values()]
     common = set.intersection(*(set(named) for named in kernels))
     return [sum(us for name, us in named.items() if name not in common) / layers for named in kernels]
 
@@ -153,6 +187,10 @@ def _batches(text: str) -> list[int]:
     return [_number(1024)(item) for item in text.split(",")]
 
 
+def _prefills(text: str) -> list[int]:
+    return [_number(STEP_TOKENS)(item) for item in text.split(",")] if text else []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -161,9 +199,12 @@ def main() -> int:
     parser.add_argument("--layers", type=_number(48), default=12)
     parser.add_argument("--batches", default="1,8,32,128", type=_batches)
     parser.add_argument(
-        "--prompt", type=_number(MAX_LEN // 2), default=128, help="prompt tokens of each request"
+        "--prompt", type=_number(PROMPT // 2), default=128, help="prompt tokens of each decoding request"
     )
-    parser.add_argument("--steps", type=_number(400), default=16, help="steps timed, and again profiled")
+    parser.add_argument(
+        "--prefills", default="128,2048,8192", type=_prefills, help="tokens of each prefill; '' for none"
+    )
+    parser.add_argument("--steps", type=_number(400), default=16, help="decode steps timed, then profiled")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of engine_steps.json")
     parser.add_argument("--engine", dest="model", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -189,6 +230,7 @@ def main() -> int:
     kept = {
         "environment": environment.model_dump(mode="json"), "driver": driver_version(), "arms": arms,
         "scheme": given.scheme, "layers": given.layers, "prompt": given.prompt, "steps": given.steps,
+        "prefills": given.prefills,
     }  # fmt: skip
     (given.out / "engine_steps.json").write_text(json.dumps(kept, indent=1) + "\n")
     return 0

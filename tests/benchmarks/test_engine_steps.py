@@ -28,13 +28,13 @@ def batch(**kernels: float) -> dict[str, Any]:
 
 def test_the_kernels_that_differ_are_counted_for_a_layer(program: ModuleType) -> None:
     arms = {
-        "stock": {"8": batch(attention=300.0, expand=12.0, gemm=228.0)},
-        "plugin": {"8": batch(attention=290.0, layer_kernel=168.0)},
+        "stock": {"decode 8": batch(attention=300.0, expand=12.0, gemm=228.0)},
+        "plugin": {"decode 8": batch(attention=290.0, layer_kernel=168.0)},
     }
     text = program.report(arms, layers=12)
-    (row,) = [line for line in text.splitlines() if line.split()[:1] == ["8"]]
-    assert row.split() == ["8", "4000.0", "540.0", "4000.0", "458.0", "20.0", "against", "14.0"]
-    listed = text.split("stock, batch 8")[1].split("plugin, batch 8")[0].splitlines()[1:4]
+    (row,) = [line for line in text.splitlines() if line.split()[:2] == ["decode", "8"]]
+    assert row.split() == ["decode", "8", "4000.0", "540.0", "4000.0", "458.0", "20.0", "against", "14.0"]
+    listed = text.split("stock, decode 8")[1].split("plugin, decode 8")[0].splitlines()[1:4]
     assert [line.split() for line in listed] == [
         ["300.0", "attention"],
         ["228.0", "gemm"],

@@ -104,6 +104,8 @@ class Space:
         starts = [baseline, *neighbours]
         if "fused_decode" in self.tunable:
             starts += self._decode_starts()
+        if "fused_triton" in self.tunable and BLOCK_M[-1] in self._block_m:
+            starts += self._prefill_starts()
         for start in starts:
             for candidate in (start, *self._translate(start)):
                 if candidate.backend in self.backends:
@@ -147,6 +149,35 @@ class Space:
                 )
             )
         return starts
+
+    def _prefill_starts(self) -> list[Candidate]:
+        """Tall tiles for experts with many rows, which a search that begins at few tokens reaches late.
+
+        Chosen by what fits, not by measurements: accumulators in 128 registers a thread, of which the first
+        GEMM has two, and one block's pipeline in an SM's shared memory.
+        """
+        deep = 64 if self.problem.scheme.weight_bytes == 2 else 128
+        return [
+            FusedTritonCandidate(
+                gate_up=Tile(
+                    block_m=m, block_n=n, block_k=deep, group_m=8, num_warps=warps, num_stages=stages
+                ),
+                down=Tile(
+                    block_m=m,
+                    block_n=down_n,
+                    block_k=deep,
+                    group_m=8,
+                    num_warps=down_warps,
+                    num_stages=down_stages,
+                ),
+            )
+            for m, n, warps, stages, down_n, down_warps, down_stages in (
+                (128, 64, 4, 4, 128, 4, 4),
+                (128, 128, 8, 3, 256, 8, 3),
+                (128, 64, 8, 4, 128, 8, 4),
+                (64, 128, 4, 3, 128, 4, 4),
+            )
+        ]
 
     def _translate(self, candidate: Candidate) -> list[Candidate]:
         if isinstance(candidate, TritonCandidate) and "fused_triton" in self.tunable:

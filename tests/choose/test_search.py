@@ -191,3 +191,20 @@ def test_the_decode_kernel_starts_with_blocks_as_tall_as_an_experts_rows(tokens:
     searched = {c.block_m for c in drawn(made, 200) if isinstance(c, FusedDecodeCandidate)}
     assert {tall, max(8, tall // 2)} <= searched
     assert max(searched) <= 2 * tall
+
+
+@pytest.mark.parametrize("scheme", ["fp8_tensor", "fp8_channel", "fp8_block128", "bf16"])
+def test_where_experts_have_many_rows_tall_tiles_are_tried_first(scheme: str) -> None:
+    problem = Problem.parse(f"E=128,N=768,K=2048,topk=8,scheme={scheme}")
+
+    def tall(tokens: int) -> list[Candidate]:
+        seeds = space(tokens, problem).seeds(DeepGemmCandidate(), [])  # which is translated into nothing
+        return [c for c in seeds if isinstance(c, FusedTritonCandidate) and c.gate_up.block_m >= 64]
+
+    assert tall(256) == []  # 16 rows for an expert
+    made = space(512, problem)
+    for candidate in tall(512):
+        assert fits(candidate, problem, H200).ok
+        assert made.parameters(candidate) is not None
+    assert len(tall(512)) == 4
+    assert {c.digest for c in tall(8192)} == {c.digest for c in tall(512)}

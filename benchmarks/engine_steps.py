@@ -1,7 +1,8 @@
 """What a step of vLLM's engine takes on the GPU, stock against the plugin, without a client.
 
     python benchmarks/engine_steps.py [--scheme fp8_tensor] [--layers 12] [--batches 1,8,32,128]
-                                      [--prompt 128] [--prefills 128,2048,8192] [--steps 16] [--out FOLDER]
+                                      [--prompt 128] [--prefills 128,2048,8192] [--steps 16] [--routing]
+                                      [--out FOLDER]
 
 A served token also costs its way from the engine to the client; here nothing but the engine runs. Each arm
 is an engine in a process of its own, one after the other, with random weights and the plugin's starter
@@ -11,12 +12,16 @@ kernels that differ between the arms, per layer, and the kernels that took longe
 GPU's is the host's: launches from Python. The arms are minutes apart, so the figures are for finding causes;
 `autotune lab` measures in turns.
 
+With --routing a third engine, stock and without CUDA graphs, counts how many of a batch's rows each expert
+gets: random weights need not route as uniformly as a sweep's inputs do.
+
 Needs a CUDA GPU and vLLM.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import random
@@ -30,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 ARMS = ("stock", "plugin")
+COUNTING = "routing"
+"""The engine that counts rows."""
 MAX_LEN = 4352
 PROMPT = 4096
 """Tokens of a prefilled prompt at most; a larger prefill is of several prompts in one step."""
@@ -45,6 +52,9 @@ def engine(given: argparse.Namespace) -> None:
     """One arm, in a process of its own: measure and print JSON."""
     import vllm
 
+    counted: list[Any] = []
+    if given.counting:
+        _count_rows(counted)
     model: Any = vllm.LLM(
         str(given.model),
         load_format="dummy",
@@ -53,15 +63,22 @@ def engine(given: argparse.Namespace) -> None:
         max_model_len=MAX_LEN,
         max_num_seqs=max(given.batches),
         max_num_batched_tokens=STEP_TOKENS,
+        enforce_eager=given.counting,
     )
     draw = random.Random(1)
     found = {}
     for batch in given.batches:
         _fill(model, draw, batch, given.prompt, given.steps)
-        found[f"decode {batch}"] = _measured(model.llm_engine.step, given.steps)
+        if given.counting:
+            counted.clear()
+            for _ in range(given.steps):
+                model.llm_engine.step()
+            found[f"decode {batch}"] = spread([rows.tolist() for rows in counted if rows.sum() > 0])
+        else:
+            found[f"decode {batch}"] = _measured(model.llm_engine.step, given.steps)
         while model.llm_engine.has_unfinished_requests():
             model.llm_engine.step()
-    for tokens in given.prefills:
+    for tokens in () if given.counting else given.prefills:
 
         def prefill(tokens: int = tokens) -> None:
             _prefill(model, draw, tokens)
@@ -69,6 +86,44 @@ def engine(given: argparse.Namespace) -> None:
         prefill()  # what the first one compiles or tunes is no part of it
         found[f"prefill {tokens}"] = _measured(prefill, PREFILLS)
     print(json.dumps(found), flush=True)
+
+
+def _count_rows(counted: list[Any]) -> None:
+    """Have every call of a MoE layer add the rows that each expert gets."""
+    import torch
+    from vllm.model_executor.layers.fused_moe import modular_kernel
+
+    kernel: Any = modular_kernel.FusedMoEKernelModularImpl
+    original = kernel._fused_experts
+    signature = inspect.signature(original)
+
+    def counting(*args: Any, **named: Any) -> Any:
+        given = signature.bind(*args, **named).arguments
+        ids, experts = given["topk_ids"], given["global_num_experts"]
+        counted.append(torch.bincount(ids.flatten().to(torch.int64), minlength=experts).cpu())
+        return original(*args, **named)
+
+    kernel._fused_experts = counting
+
+
+def spread(calls: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """How evenly calls of a layer spread their rows over the experts.
+
+    Returns:
+        means over the calls: experts that got rows (`touched`, and what uniform draws would touch), the most
+        rows of one, the shares of experts with more than 8 and 16; and the rows of the busiest expert, the
+        second, and so on (`rows`).
+    """
+    experts, pairs = len(calls[0]), sum(calls[0])
+    ordered = [sorted(rows, reverse=True) for rows in calls]
+    return {
+        "touched": round(statistics.mean(sum(r > 0 for r in rows) for rows in calls), 2),
+        "uniform_touches": round(experts * (1 - (1 - 1 / experts) ** pairs), 2),
+        "most": round(statistics.mean(rows[0] for rows in ordered), 2),
+        "above_8": round(statistics.mean(sum(r > 8 for r in rows) / experts for rows in calls), 5),
+        "above_16": round(statistics.mean(sum(r > 16 for r in rows) / experts for rows in calls), 5),
+        "rows": [round(statistics.mean(column), 2) for column in zip(*ordered, strict=True)],
+    }
 
 
 def _measured(step: Callable[[], Any], times: int) -> dict[str, Any]:
@@ -143,6 +198,8 @@ def run(arm: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "AUTOTUNE_CACHE": str(folder / "tables"),
     }
     words = [sys.executable, __file__, *sys.argv[1:], "--engine", str(model)]
+    if arm == COUNTING:
+        words.append("--counting")
     done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"the engine of {arm} ended with {done.returncode}; its log is above")
@@ -205,8 +262,10 @@ def main() -> int:
         "--prefills", default="128,2048,8192", type=_prefills, help="tokens of each prefill; '' for none"
     )
     parser.add_argument("--steps", type=_number(400), default=16, help="decode steps timed, then profiled")
+    parser.add_argument("--routing", action="store_true", help="count the rows of each expert, too")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of engine_steps.json")
     parser.add_argument("--engine", dest="model", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     # transformers looks for a package `kernels`: the file of that name beside this one must not answer.
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
@@ -224,13 +283,20 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     with tempfile.TemporaryDirectory(prefix="engine-steps-") as folder:
         arms = {arm: run(arm, given, Path(folder)) for arm in ARMS}
+        counts = run(COUNTING, given, Path(folder)) if given.routing else {}
     text = f"{environment}; driver {driver_version()}; {given.scheme}, {given.layers} layers\n"
     text += report(arms, given.layers)
+    for step, found in counts.items():
+        text += (
+            f"\nrouting, {step}: {found['touched']} experts touched (uniform {found['uniform_touches']}), "
+        )
+        text += f"{found['most']} rows at most, {found['above_8']:.2%} of experts with more than 8, "
+        text += f"{found['above_16']:.2%} with more than 16"
     print(text)
     kept = {
         "environment": environment.model_dump(mode="json"), "driver": driver_version(), "arms": arms,
         "scheme": given.scheme, "layers": given.layers, "prompt": given.prompt, "steps": given.steps,
-        "prefills": given.prefills,
+        "prefills": given.prefills, "routing": counts,
     }  # fmt: skip
     (given.out / "engine_steps.json").write_text(json.dumps(kept, indent=1) + "\n")
     return 0

@@ -265,7 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if runner is None or given.replay:
                 runner = make_runner(given.replay, problem, GPU, given.evidence)
                 environment = runner.machine.environment
-                print(f"{environment}; driver {runner.machine.driver} {runner.machine.recording}".rstrip())
+                print(
+                    f"{environment}; driver {runner.machine.driver}; {runner.machine.recording}".rstrip("; ")
+                )
                 result |= {
                     "environment": environment.model_dump(mode="json"), "driver": runner.machine.driver
                 }  # fmt: skip

@@ -136,6 +136,14 @@ def main() -> int:
         print(json.dumps(measure(options.blocks, options.calls)))
         return 0
     worst = 0.0
+    missing = [version for version in options.versions if not (CACHE / version).is_dir()]
+    if missing:
+        print(
+            f"The sources of vLLM {', '.join(missing)} are not here: `make sources` fetches 0.25.1, "
+            "`make other-sources` the others.",
+            file=sys.stderr,
+        )
+        return 2
     for version in options.versions:
         deps = CACHE / f"deps-cp{sys.version_info.major}{sys.version_info.minor}"
         path = os.pathsep.join(map(str, (CACHE / version, deps, ROOT)))

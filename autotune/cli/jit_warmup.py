@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from autotune.vocabulary.problem import Problem
     from autotune.vocabulary.table import PublishedTable
 
 KERNEL = "fused_moe_kernel"
+MODES = ("route", "static", "tiles")
 
 
 def warm_up(
@@ -20,6 +22,13 @@ def warm_up(
     model: Annotated[str, typer.Option(help="A model of `autotune models`.")] = "qwen-moe-fp8",
     table: Annotated[Path | None, typer.Option(help="A table file. Default: the starter tables.")] = None,
     through: Annotated[int, typer.Option(min=1, max=1 << 17, help="The largest token count.")] = 16_384,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="AUTOTUNE_MODE of the server: tiles serve other counts where the static choice moves the "
+            "layer to Triton. route, static or tiles."
+        ),
+    ] = "route",
     unspecialize: Annotated[
         bool,
         typer.Option(help="With the kernel that the plugin puts in place unless AUTOTUNE_UNSPECIALIZE=0."),
@@ -41,11 +50,14 @@ def warm_up(
 
     from autotune.cli.jit import cold_cache
     from autotune.cli.routing_sources import Sources, one_table, read_source, wanted
+    from autotune.vocabulary.errors import UnknownNameError
 
+    if mode not in MODES:
+        raise UnknownNameError("mode", mode, MODES)
     want = wanted(gpu, model, None, 1, 1, None)
     published = one_table(read_source(want, Sources(table, None, None, None)), want)
     with cold_cache() if run else contextlib.nullcontext():
-        found = _examine(published, through, unspecialize, run)
+        found = _examine(published, through, mode, unspecialize, run)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -55,7 +67,10 @@ def warm_up(
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     most = f"{found['through']:,}"
-    yield f"{found['problem']} on {found['gpu']}; table {found['digest'][:12]}, its tiles at {found['tiles']}"
+    yield (
+        f"{found['problem']} on {found['gpu']}; table {found['digest'][:12]}, its tiles in mode "
+        f"{found['mode']} at {found['tiles']}"
+    )
     yield f"vLLM alone: 1 to {most} tokens need {found['stock']} variants of {KERNEL}, each at its first use"
     if found["warm_up"] is None:
         yield f"with the table: {found['variants']} variants, all known before the first launch"
@@ -68,7 +83,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _examine(published: PublishedTable, through: int, unspecialize: bool, run: bool) -> dict[str, Any]:
+def _examine(
+    published: PublishedTable, through: int, mode: str, unspecialize: bool, run: bool
+) -> dict[str, Any]:
     import importlib
     import os
     import time
@@ -83,7 +100,9 @@ def _examine(published: PublishedTable, through: int, unspecialize: bool, run: b
         importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
     except ImportError as error:
         raise MissingDependencyError(
-            f"vLLM cannot be imported here: {error}.", "Run this in vLLM's own environment."
+            f"vLLM cannot be imported here: {error}.",
+            "Run this in vLLM's own environment; in a clone in which `make test` has run, with "
+            "PYTHONPATH=.cache/vllm/0.25.1:.cache/vllm/deps-cp311 in front (for Python 3.11).",
         ) from error
     if run:
         import torch
@@ -104,13 +123,13 @@ def _examine(published: PublishedTable, through: int, unspecialize: bool, run: b
     with device, target:
         gemms = TritonGemms(problem)
         stock = reachable(gemms, through).total
-        with _plugged_in(published, unspecialize) as tiles:
+        with _plugged_in(published, mode, unspecialize) as tiles:
             found = reachable(gemms, through)
             assert published.table is not None
             result: dict[str, Any] = {
                 "problem": str(problem), "gpu": gpu, "digest": published.table.digest,
-                "tiles": tiles, "through": through, "unspecialized": unspecialize, "stock": stock,
-                "variants": found.total, "warm_up": None,
+                "mode": mode, "tiles": tiles, "through": through, "unspecialized": unspecialize,
+                "stock": stock, "variants": found.total, "warm_up": None,
             }  # fmt: skip
             if not run:
                 with collecting() as every:
@@ -135,16 +154,17 @@ def _progress(done: int, total: int) -> None:
 
 
 @contextlib.contextmanager
-def _plugged_in(published: PublishedTable, unspecialize: bool) -> Iterator[str]:
+def _plugged_in(published: PublishedTable, mode: str, unspecialize: bool) -> Iterator[str]:
     """The plugin's tiles and kernel in vLLM, for a layer of the table's problem.
 
-    Yields how many routes give a tile: where the static choice moves the layer to Triton they are more.
+    Yields the counts for which there is a tile: where the layer is moved to Triton they are more.
     """
     import json
     import tempfile
 
     from autotune.client import RoutingClient
     from autotune.kernels.backends.vllm_modular import moe_config
+    from autotune.vllm_plugin.base_choice import choose_base
     from autotune.vllm_plugin.deployment import Deployment
     from autotune.vllm_plugin.features import Context, Feature
     from autotune.vllm_plugin.recompiles import Recompiles
@@ -160,9 +180,12 @@ def _plugged_in(published: PublishedTable, unspecialize: bool) -> Iterator[str]:
         file = Path(folder, "table.json")
         file.write_text(json.dumps(published.table.to_json_data()))
         client = RoutingClient(Settings(table=file), published.environment)
+        client.refresh()  # while the file is there
     context = Context(client, Deployment())
     layer = context.deployment.learn(moe_config(problem, "cpu"), problem.scheme)
-    layer.moved_to = choose_backend(client, problem, published.checkpoint).backend
+    if mode != "tiles":
+        choose = choose_base if mode == "route" else choose_backend
+        layer.moved_to = choose(client, problem, published.checkpoint).backend
     features: list[Feature] = [Tiles(context), *([Recompiles(context)] if unspecialize else [])]
     try:
         for feature in features:
@@ -172,11 +195,28 @@ def _plugged_in(published: PublishedTable, unspecialize: bool) -> Iterator[str]:
                     f"{feature.title} cannot be applied: {feature.reason}.",
                     "Take a vLLM of 0.25.1 to 0.33.0.",
                 )
-        moved = layer.moved_to == "triton"
-        yield covered(published.table, moved) or "none"
+        counts = covered(published.table, layer.moved_to == "triton")
+        if bool(counts) != _answered_by_table(problem):
+            raise AutotuneError(
+                f"vLLM's look-up of tiles answers {'without' if counts else 'with'} the table, whose tiles "
+                f"are for {counts or 'no count'}.",
+                "Report this: what is said about the warm-up would not be about the table.",
+            )
+        yield counts or "none"
     finally:
         for feature in reversed(features):
             feature.unapply()
+
+
+def _answered_by_table(problem: Problem) -> bool:
+    import importlib
+
+    from autotune.vllm_plugin.tile_map import TileMap
+
+    module: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
+    block_n, block_k = problem.scheme.block_shape or (0, 0)
+    found = module.get_moe_configs(problem.E, problem.N, problem.scheme.vllm_dtype, block_n, block_k)
+    return isinstance(found, TileMap)
 
 
 def _launch_all(problem: Any, through: int) -> tuple[int, int]:

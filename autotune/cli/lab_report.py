@@ -77,11 +77,14 @@ def _print(found: Report) -> None:
                 f"  {'':<24} {arm.against[:12]:>12} {arm.name[:12]:>12} {'ratio':>7} {'low':>7} {'high':>7}"
                 "  verdict"
             )
+            if all(row.ratio is None for row in rows):
+                typer.echo("  not measured")
+                continue
             for row in rows:
                 typer.echo(_line(row))
     typer.echo("\nservers")
     for facts in found.arms:
-        for text in _facts(facts):
+        for text in _facts(facts, bool(found.pairs)):
             typer.echo(f"  {text}")
     typer.echo("\nin words")
     for sentence in found.conclusions():
@@ -97,7 +100,7 @@ def _line(row: Comparison) -> str:
     )
 
 
-def _facts(facts: ArmFacts) -> list[str]:
+def _facts(facts: ArmFacts, measured: bool) -> list[str]:
     lines = [f"{facts.arm}: {facts.note}" if facts.note else facts.arm]
     for cache, seconds in sorted(facts.ready_s.items()):
         listed = ", ".join(f"{value:.0f}" for value in seconds)
@@ -109,7 +112,8 @@ def _facts(facts: ArmFacts) -> list[str]:
     if facts.memory:
         lines.append("  " + ", ".join(f"{name} {value:g}" for name, value in facts.memory.items()))
     compiled = ", ".join(f"{name} {count}" for name, count in sorted(facts.compiles.items()))
-    lines.append(f"  compiled while measured: {compiled or 'nothing'}")
+    if measured:
+        lines.append(f"  compiled while measured: {compiled or 'nothing'}")
     if facts.steps:
         lines.append("  steps by what served them, warm-ups included:")
     lines += [f"  {count:>8}  {name}" for name, count in facts.steps.items()]

@@ -206,16 +206,22 @@ def import_file(
 
 
 @table_app.command("lint")
-def lint(file: Annotated[Path, typer.Argument(help="A table's JSON, or a vLLM tuned-config file.")]) -> None:
-    """Check a table file: digest, schema, ranges, sanity. Exit code 1 if there are findings."""
+def lint(
+    files: Annotated[list[Path], typer.Argument(help="Tables' JSON, or vLLM tuned-config files.")],
+) -> None:
+    """Check table files: digest, schema, ranges, sanity. Exit code 1 if there are findings in any."""
     from autotune.client.lint import lint_file
 
-    found = lint_file(file)
-    for finding in found:
-        typer.echo(f"{file}: {finding}")
-    if found:
+    failed = False
+    for file in files:
+        found = lint_file(file)
+        for finding in found:
+            typer.echo(f"{file}: {finding}")
+        if not found:
+            typer.echo(f"{file}: no findings", err=True)
+        failed |= bool(found)
+    if failed:
         raise typer.Exit(1)
-    typer.echo(f"{file}: no findings", err=True)
 
 
 def _export_vllm(tables: list[RoutingTable], out: Path | None) -> None:

@@ -460,8 +460,13 @@ def test_vllm_files_of_all_tables_and_of_one(tmp_path: Path) -> None:
         "E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json",
         "E=8,N=14336,device_name=NVIDIA_H200.json",
     ]
-    for name in names:
-        assert run("table", "lint", f"folder/{name}").exit_code == 0
+    files = [f"folder/{name}" for name in names]
+    assert run("table", "lint", *files).exit_code == 0
+    Path("folder/broken.json").write_text("{")
+    both = run("table", "lint", "folder/broken.json", *files)
+    assert both.exit_code == 1
+    assert [line.partition(": ")[0] for line in both.stdout.splitlines()] == ["folder/broken.json"]
+    assert both.stderr.count("no findings") == 2
     shown = run("table", "import", f"folder/{names[0]}")
     assert "E=128, N=768, NVIDIA_H200, dtype=fp8_w8a8, block_shape=[128, 128]" in shown.stdout
     assert "tells neither K nor top-k" in shown.stderr

@@ -50,20 +50,22 @@ def main() -> int:
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
     import torch
 
+    from autotune.cli.problems import parse_numbers
     from autotune.measure.compile_pool import CompilePool
     from autotune.measure.detect import detect_environment, driver_version
     from autotune.measure.gpu_state import wait_until_ready
-    from autotune.vocabulary.errors import AutotuneError
+    from autotune.vocabulary.errors import AutotuneError, UsageError
+    from autotune.vocabulary.out_folder import out_folder
     from autotune.vocabulary.problem import Problem
 
     try:
+        problem, counts = Problem.parse(given.shape), parse_numbers("--tokens", given.tokens)
+        out_folder(given.out)
         environment = detect_environment()
         wait_until_ready(5.0, tell=lambda line: print(line, file=sys.stderr))
     except AutotuneError as error:
         print(error, file=sys.stderr)
-        return 1
-    problem = Problem.parse(given.shape)
-    counts = [int(text) for text in given.tokens.split(",")]
+        return 2 if isinstance(error, UsageError) else 1
     made = forms(problem)
     print(f"{problem}; {environment}; driver {driver_version()}")
     pool = CompilePool(max(1, (os.cpu_count() or 2) - 2))
@@ -73,7 +75,6 @@ def main() -> int:
         pool.close()
     print(f"{len(ready)} variants compiled or found", file=sys.stderr)
     rows = [row for tokens in counts for row in one_count(problem, tokens, made)]
-    given.out.mkdir(parents=True, exist_ok=True)
     result = {
         "problem": str(problem), "environment": environment.model_dump(mode="json"),
         "driver": driver_version(), "gpu": torch.cuda.get_device_name(), "rows": rows,

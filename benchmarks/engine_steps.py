@@ -21,10 +21,13 @@ Needs a CUDA GPU and vLLM.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import json
 import os
 import random
+import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,7 +52,7 @@ LONGEST = 12
 
 
 def engine(given: argparse.Namespace) -> None:
-    """One arm, in a process of its own: measure and print JSON."""
+    """One arm, in a process of its own: measure and write JSON to `--answer`."""
     import vllm
 
     counted: list[Any] = []
@@ -73,7 +76,7 @@ def engine(given: argparse.Namespace) -> None:
             counted.clear()
             for _ in range(given.steps):
                 model.llm_engine.step()
-            found[f"decode {batch}"] = spread([rows.tolist() for rows in counted if rows.sum() > 0])
+            found[f"decode {batch}"] = spread([rows.tolist() for rows in counted])
         else:
             found[f"decode {batch}"] = _measured(model.llm_engine.step, given.steps)
         while model.llm_engine.has_unfinished_requests():
@@ -85,7 +88,7 @@ def engine(given: argparse.Namespace) -> None:
 
         prefill()  # what the first one compiles or tunes is no part of it
         found[f"prefill {tokens}"] = _measured(prefill, PREFILLS)
-    print(json.dumps(found), flush=True)
+    given.answer.write_text(json.dumps(found))
 
 
 def _count_rows(counted: list[Any]) -> None:
@@ -114,6 +117,8 @@ def spread(calls: Sequence[Sequence[int]]) -> dict[str, Any]:
         rows of one, the shares of experts with more than 8 and 16; and the rows of the busiest expert, the
         second, and so on (`rows`).
     """
+    if not calls:
+        raise SystemExit("no call of a MoE layer was seen: this vLLM calls its experts in another way")
     experts, pairs = len(calls[0]), sum(calls[0])
     ordered = [sorted(rows, reverse=True) for rows in calls]
     return {
@@ -184,6 +189,7 @@ def run(arm: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Start an arm's process and read what it measured."""
     from autotune.cli.lab_plan import starter_table
     from autotune.lab.model import WEIGHTS_PLUGIN, install_random_weights, write_model
+    from autotune.vocabulary.errors import AutotuneError
 
     model, site = folder / "model", folder / "site"
     write_model(model, given.scheme, given.layers)
@@ -197,13 +203,20 @@ def run(arm: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "AUTOTUNE_TABLE": str(starter_table(given.scheme)),
         "AUTOTUNE_CACHE": str(folder / "tables"),
     }
-    words = [sys.executable, __file__, *sys.argv[1:], "--engine", str(model)]
+    answer = folder / f"{arm}.json"
+    words = [sys.executable, __file__, *sys.argv[1:], "--engine", str(model), "--answer", str(answer)]
     if arm == COUNTING:
         words.append("--counting")
-    done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"the engine of {arm} ended with {done.returncode}; its log is above")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    # Its own session: whatever ends this process, all of the engine's go with it.
+    engine_process = subprocess.Popen(words, env=env, stdout=sys.stderr, start_new_session=True)
+    try:
+        status = engine_process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(engine_process.pid, signal.SIGKILL)
+    if status != 0:
+        raise AutotuneError(f"The engine of {arm} ended with {status}.", "Its log is above.")
+    found: dict[str, Any] = json.loads(answer.read_text())
     return found
 
 
@@ -232,20 +245,18 @@ def _differing(arms: dict[str, dict[str, Any]], step: str, layers: int) -> Seque
 
 def _number(most: int) -> Callable[[str], int]:
     def number(text: str) -> int:
-        value = int(text)
-        if not 1 <= value <= most:
-            raise argparse.ArgumentTypeError(f"{value} does not lie between 1 and {most}")
-        return value
+        if not re.fullmatch("[0-9]{1,9}", text.strip()) or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 to {most}")
+        return int(text)
 
     return number
 
 
-def _batches(text: str) -> list[int]:
-    return [_number(1024)(item) for item in text.split(",")]
+def _numbers(most: int, empty: bool = False) -> Callable[[str], list[int]]:
+    def numbers(text: str) -> list[int]:
+        return [_number(most)(item) for item in text.split(",")] if text or not empty else []
 
-
-def _prefills(text: str) -> list[int]:
-    return [_number(STEP_TOKENS)(item) for item in text.split(",")] if text else []
+    return numbers
 
 
 def main() -> int:
@@ -254,52 +265,70 @@ def main() -> int:
     )
     parser.add_argument("--scheme", default="fp8_tensor", choices=["fp8_tensor", "fp8_block128"])
     parser.add_argument("--layers", type=_number(48), default=12)
-    parser.add_argument("--batches", default="1,8,32,128", type=_batches)
+    parser.add_argument("--batches", default="1,8,32,128", type=_numbers(1024))
     parser.add_argument(
         "--prompt", type=_number(PROMPT // 2), default=128, help="prompt tokens of each decoding request"
     )
     parser.add_argument(
-        "--prefills", default="128,2048,8192", type=_prefills, help="tokens of each prefill; '' for none"
+        "--prefills",
+        default="128,2048,8192",
+        type=_numbers(STEP_TOKENS, True),
+        help="tokens of each prefill; '' for none",
     )
     parser.add_argument("--steps", type=_number(400), default=16, help="decode steps timed, then profiled")
     parser.add_argument("--routing", action="store_true", help="count the rows of each expert, too")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of engine_steps.json")
     parser.add_argument("--engine", dest="model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     # transformers looks for a package `kernels`: the file of that name beside this one must not answer.
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
     if given.model:
         engine(given)
         return 0
-    from autotune.measure.detect import detect_environment, driver_version
-    from autotune.vocabulary.errors import AutotuneError
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine is ended, too
+    from autotune.vocabulary.errors import AutotuneError, UsageError
 
     try:
-        environment = detect_environment()
+        compare(given)
     except AutotuneError as error:
         print(error, file=sys.stderr)
-        return 1
-    given.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
+
+
+def compare(given: argparse.Namespace) -> None:
+    """Run the engines, print the report, keep the figures.
+
+    Raises:
+        AutotuneError: without a GPU or vLLM, if an engine fails, or if nothing can be kept.
+    """
+    from autotune.measure.detect import detect_environment, driver_version
+    from autotune.vocabulary.out_folder import out_folder
+
+    out_folder(given.out)
+    environment = detect_environment()
     with tempfile.TemporaryDirectory(prefix="engine-steps-") as folder:
         arms = {arm: run(arm, given, Path(folder)) for arm in ARMS}
-        counts = run(COUNTING, given, Path(folder)) if given.routing else {}
-    text = f"{environment}; driver {driver_version()}; {given.scheme}, {given.layers} layers\n"
-    text += report(arms, given.layers)
-    for step, found in counts.items():
-        text += (
-            f"\nrouting, {step}: {found['touched']} experts touched (uniform {found['uniform_touches']}), "
-        )
-        text += f"{found['most']} rows at most, {found['above_8']:.2%} of experts with more than 8, "
-        text += f"{found['above_16']:.2%} with more than 16"
-    print(text)
-    kept = {
-        "environment": environment.model_dump(mode="json"), "driver": driver_version(), "arms": arms,
-        "scheme": given.scheme, "layers": given.layers, "prompt": given.prompt, "steps": given.steps,
-        "prefills": given.prefills, "routing": counts,
-    }  # fmt: skip
-    (given.out / "engine_steps.json").write_text(json.dumps(kept, indent=1) + "\n")
-    return 0
+        print(f"{environment}; driver {driver_version()}; {given.scheme}, {given.layers} layers")
+        print(report(arms, given.layers), flush=True)
+        kept = {
+            "environment": environment.model_dump(mode="json"), "driver": driver_version(), "arms": arms,
+            "scheme": given.scheme, "layers": given.layers, "prompt": given.prompt, "steps": given.steps,
+            "prefills": given.prefills, "routing": {},
+        }  # fmt: skip
+        file = given.out / "engine_steps.json"
+        file.write_text(json.dumps(kept, indent=1) + "\n")  # the third engine may fail
+        if given.routing:
+            counts = kept["routing"] = run(COUNTING, given, Path(folder))
+            file.write_text(json.dumps(kept, indent=1) + "\n")
+            for step, found in counts.items():
+                print(
+                    f"routing, {step}: {found['touched']} experts touched (uniform "
+                    f"{found['uniform_touches']}), {found['most']} rows at most, {found['above_8']:.2%} of "
+                    f"experts with more than 8, {found['above_16']:.2%} with more than 16"
+                )
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from autotune.measure.task import Runner, Task
 from autotune.vocabulary.candidate import BACKENDS, BackendName, Candidate
 from autotune.vocabulary.errors import AutotuneError, UsageError
 from autotune.vocabulary.measurement import Checkpoint, Measurement, Stage, Status
+from autotune.vocabulary.out_folder import out_folder
 from autotune.vocabulary.problem import Problem
 
 TOKENS = "1,2,4,8,16,32,64,128,256,512,1024,4096,16384"
@@ -257,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.each < 1:
             raise UsageError(f"--each {given.each}: at least 1 candidate is timed.", "Leave --each out.")
         asked = [(model, *resolve(model, "")) for model in (given.model or MODELS).split(",")]
-        given.out.mkdir(parents=True, exist_ok=True)
+        out_folder(given.out)
         for model, problem, checkpoint in asked:
             if given.replay and not given.model and not find_evidence(problem, GPU, given.evidence):
                 print(f"{model}: not on record", file=sys.stderr)
@@ -284,9 +285,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AutotuneError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    except FileExistsError:
-        print(f"--out {given.out} is a file: name a folder.", file=sys.stderr)
-        return 2
     finally:
         if runner is not None:
             runner.close()

@@ -108,22 +108,23 @@ def main() -> int:
     from autotune.measure.detect import detect_environment, driver_version
     from autotune.measure.gpu_state import wait_until_ready
     from autotune.vocabulary.errors import AutotuneError, UsageError
+    from autotune.vocabulary.out_folder import out_folder
 
     try:
         counts = parse_numbers("--tokens", given.tokens)
         if not 1 <= given.layers <= 96:
             raise UsageError(f"--layers {given.layers}: 1 to 96 are possible.", "Leave --layers out.")
+        out_folder(given.out)
         environment = detect_environment()
         wait_until_ready(5.0, tell=lambda text: print(text, file=sys.stderr))
     except AutotuneError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     from autotune.kernels.weights import make_weights
-    from autotune.measure.bench import Bench
+    from autotune.measure.bench import Bench, classify, is_fatal
     from autotune.measure.outcome import NoResult
 
     table = read_table(starter_table(given.scheme))
-    given.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     bench = Bench(table.problem, environment, seed=1)
     bench.weights = [make_weights(table.problem, 1 + n, bench.device) for n in range(given.layers)]
     print(f"{table.problem}; {environment}; driver {driver_version()}; {given.layers} layers in turn")
@@ -137,6 +138,11 @@ def main() -> int:
                 row = measure(bench, tokens, candidate)
             except NoResult as ended:
                 print(f"{tokens:>7}  {candidate.backend:<30}{ended.reason}", flush=True)
+                continue
+            except Exception as error:
+                if is_fatal(error):
+                    raise
+                print(f"{tokens:>7}  {candidate.backend:<30}{': '.join(classify(error))}", flush=True)
                 continue
             rows.append(row)
             print(line(row, route.baseline.backend), flush=True)

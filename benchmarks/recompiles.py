@@ -40,27 +40,30 @@ def main() -> int:
     # transformers looks for a package `kernels`: the file of that name beside this one must not answer.
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
     captures, blocks = (1, 6) if given.quick else (3, 8)
-    counts = [int(text) for text in given.tokens.split(",")]
-
+    from autotune.cli.problems import parse_numbers
     from autotune.measure.detect import detect_environment, driver_version
     from autotune.measure.gpu_state import wait_until_ready
     from autotune.measure.recompiles import KernelPair, compile_pairs
-    from autotune.vocabulary.errors import AutotuneError
+    from autotune.vocabulary.errors import AutotuneError, UsageError
+    from autotune.vocabulary.out_folder import out_folder
     from autotune.vocabulary.problem import Problem
 
     try:
+        counts = parse_numbers("--tokens", given.tokens)
+        problems = [Problem.parse(f"{QWEN}{scheme}") for scheme in given.schemes.split(",")]
+        out_folder(given.out)
         environment = detect_environment()
         wait_until_ready(5.0, tell=lambda line: print(line, file=sys.stderr))
     except AutotuneError as error:
         print(error, file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     print(f"{environment}; driver {driver_version()}")
     print(
         f"{'scheme':<14}{'tokens':>7}{'bits':>7}{'original us':>13}{'unspec. us':>12}{'ratio':>8}  interval"
     )
     start = time.perf_counter()
     rows: list[dict[str, Any]] = []
-    pairs = [KernelPair(Problem.parse(f"{QWEN}{scheme}")) for scheme in given.schemes.split(",")]
+    pairs = [KernelPair(problem) for problem in problems]
     compiled = compile_pairs(pairs, counts)
     print(f"original and unspecialized: {compiled}", file=sys.stderr)
     for pair in pairs:
@@ -68,7 +71,6 @@ def main() -> int:
     took = time.perf_counter() - start
     fine = all(row["same_bits"] and row["low"] > SLOWER for row in rows)
     print(f"{'all the same bits, none slower' if fine else 'NOT proven'}; {took:.0f} s")
-    given.out.mkdir(parents=True, exist_ok=True)
     result = {
         "environment": environment.model_dump(mode="json"), "driver": driver_version(), "rows": rows,
         "compiles": asdict(compiled), "slower_limit": SLOWER, "proven": fine, "took_s": round(took, 1),

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import cache
 
 import pytest
+
+# What the shell says about colours, widths and this program's settings is no part of any test.
+for _name in [*os.environ]:
+    if _name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES") or (
+        _name.startswith("AUTOTUNE_") and not _name.startswith(("AUTOTUNE_VLLM_VERSIONS", "AUTOTUNE_TEST_"))
+    ):
+        del os.environ[_name]
 
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings

@@ -28,7 +28,8 @@ run | test) ;;
 *) fail "bootstrap.sh takes run or test, not '$level'." "Use make sweep or make test, which call it." ;;
 esac
 
-if [ ! -x "$VENV/bin/python" ]; then
+# One that was killed while it was made has a Python and no pip.
+if ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
     "$PYTHON" -c 'import sys' 2>/dev/null ||
         fail "$PYTHON does not run." "Install Python 3.11 or newer, or name it: make PYTHON=/path/to/python3.12 ..."
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||

@@ -10,9 +10,15 @@ CACHE_VARIABLE = "DG_JIT_CACHE_DIR"
 def kernels(cache: Path) -> frozenset[str]:
     """Kernels that a cache of DeepGEMM holds, as its folders are named: `kernel.<name>.<hash>`.
 
-    Each variant that a process needs first is built there, once.
+    Each variant that a process needs first is built there, once: in a folder `tmp` first, then moved to
+    `cache` (csrc/jit/compiler.hpp).
     """
-    return frozenset(folder.name for folder in cache.glob("**/kernel.*") if folder.is_dir())
+    try:
+        return frozenset(
+            folder.name for folder in (cache / "cache").iterdir() if folder.name[:7] == "kernel."
+        )
+    except OSError:  # nothing has been built
+        return frozenset()
 
 
 def compiled(before: frozenset[str], after: frozenset[str]) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ VLLM_SERVE = (
     "--jit-monitor-verbose",
 )  # fmt: skip
 """Everything else is vLLM's default. Verbose: else the JIT monitor logs a kernel's first time only."""
+READY = "ready"
+"""The file in an arm's caches that says that a server has got ready with them."""
 _SHOWN = ("VLLM_", "AUTOTUNE_", "TRITON_", "CUDA_", "DG_")
 
 
@@ -146,7 +148,7 @@ class Host:
         caches = self.folder.path / "cache" / arm.name
         if self.plan.cache == "cold":
             shutil.rmtree(caches, ignore_errors=True)
-        kept = (caches / "triton").is_dir()
+        kept = (caches / READY).exists()
         env = self._environment(arm, caches)
         log = self.folder.new_log(arm.name)
         memory_before = gpu_memory_mib()
@@ -178,8 +180,13 @@ class Host:
         if self.keep_starts:
             self.folder.save_start(record)
         self.tell(f"{arm.name} is ready after {ready_s:.0f} s{'' if alone else ', beside others'}")
+        (self.folder.path / "cache" / arm.name / READY).touch()
         cache = Path(starting.env[deep_gemm.CACHE_VARIABLE])
         return Hosted(starting.server, record, log.stat().st_size, cache, deep_gemm.kernels(cache))
+
+    def rehearsed(self, arm: Arm, point: str) -> Path:
+        """The file that is there once the arm has served a point with the caches that it has now."""
+        return self.folder.path / "cache" / arm.name / f"rehearsed-{point}"
 
     def stop(self, arm: Arm) -> None:
         """Stop an arm's server if it runs."""

@@ -10,6 +10,8 @@ from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.problem import Scheme
 
 MIN_ROUNDS = 3
+OWN_VARIABLES = frozenset({"TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "DG_JIT_CACHE_DIR", "AUTOTUNE_CACHE"})
+"""Caches of an arm, which the experiment sets."""
 Restriction = Literal["tiles", "swap_ab", "route", "fused_decode", "fused_triton", "nothing"]
 Name = Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")
 
@@ -136,6 +138,11 @@ class Plan(_Frozen):
                 raise ValueError(f"arm {arm.name} is compared with {arm.against}, which is no other arm")
         if all(arm.against is None for arm in self.arms):
             raise ValueError("no arm is compared with another")
+        shared = sorted(
+            OWN_VARIABLES & {name for env in (self.env, *(a.env for a in self.arms)) for name in env}
+        )
+        if shared:
+            raise ValueError(f"{', '.join(shared)}: every arm has its own, under the experiment's folder")
         if self.cache == "cold" and self.servers == "together":
             raise ValueError("with a cold cache servers start one at a time")
         return self

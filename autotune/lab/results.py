@@ -16,6 +16,7 @@ from autotune.lab.machine import Place
 from autotune.lab.plan import Arm, Plan, Point
 from autotune.vocabulary.errors import AutotuneError, BrokenFileError, ConflictError, UsageError
 from autotune.vocabulary.files import read_bytes, read_given, reason
+from autotune.vocabulary.out_folder import out_folder
 
 
 class _Frozen(BaseModel):
@@ -90,9 +91,10 @@ class Folder:
 
         Raises:
             ConflictError: if it holds another experiment.
+            AutotuneError: if nothing can be written there.
         """
-        for name in ("results", "starts", "logs"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
+        for name in ("results", "starts", "logs", "cache", "site"):
+            out_folder(self.path / name)
         if (self.path / "plan.json").exists() and self.plan().digest != plan.digest:
             raise ConflictError(
                 f"{self.path} holds an experiment with another plan.",

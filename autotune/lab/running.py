@@ -185,7 +185,6 @@ class _Run:
     ) -> None:
         self.plan, self.folder, self.options, self.host, self.bench = plan, folder, options, host, bench
         self.place, self.tell, self.total = place, tell, total
-        self._rehearsed: set[tuple[str, str]] = set()
 
     def measure(self, tasks: list[Task]) -> None:
         begun = time.monotonic()
@@ -220,13 +219,13 @@ class _Run:
         return (other for other in self.plan.arms if other != arm)
 
     def _rehearse(self, hosted: Hosted, point: Point, arm: Arm) -> None:
-        """Run a point unmeasured on a server that began with empty caches, unless cold is what is asked."""
-        key = (hosted.start.log, point.name)
-        if self.plan.cache == "cold" or hosted.start.cache != "empty" or key in self._rehearsed:
+        """Run a point unmeasured where it has not run with the arm's caches, unless cold is what is asked."""
+        done = self.host.rehearsed(arm, point.name)
+        if self.plan.cache == "cold" or done.exists():
             return
-        self.tell(f"rehearsing {point} on {arm.name}: its caches were empty")
+        self.tell(f"rehearsing {point} on {arm.name}: it has not run with these caches")
         self._drive(hosted, 0, point)
-        self._rehearsed.add(key)
+        done.touch()
 
     def _drive(self, hosted: Hosted, round_: int, point: Point) -> dict[str, float]:
         # Arms of one pair get the same prompts, rounds get their own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 from typing import Any
 
 from autotune.kernels.backends.libraries import selection_surface
@@ -108,9 +109,10 @@ def visible_gpu() -> str | None:
     if nvml is None:
         return None
     try:
-        if nvml.nvmlDeviceGetCount() == 0:
+        handle = gpu_handle(nvml)
+        if handle is None:
             return None
-        name = nvml.nvmlDeviceGetName(gpu_handle(nvml))
+        name = nvml.nvmlDeviceGetName(handle)
     except nvml.NVMLError:
         return None
     finally:
@@ -131,18 +133,25 @@ def driver_version() -> str:
 
 
 def gpu_handle(nvml: Any) -> Any:
-    """NVML's handle of the first GPU of `CUDA_VISIBLE_DEVICES`: an index, or a UUID or its beginning.
+    """NVML's handle of the first GPU in `CUDA_VISIBLE_DEVICES`: by index, or by UUID or its beginning.
+
+    None where CUDA sees none: an empty list, -1, what no GPU has, a beginning that several share.
 
     Raises:
-        nvml.NVMLError: if there is no such GPU.
+        nvml.NVMLError: if NVML does not know that GPU.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     if first.startswith("MIG-"):
         return nvml.nvmlDeviceGetHandleByUUID(first)
+    handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
     if first.startswith("GPU-"):
-        for number in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(number)
-            uuid = nvml.nvmlDeviceGetUUID(handle)
-            if (uuid.decode() if isinstance(uuid, bytes) else str(uuid)).startswith(first):
-                return handle
-    return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
+        handles = [handle for handle in handles if _uuid(nvml, handle).startswith(first)]
+        return handles[0] if len(handles) == 1 else None
+    if not re.fullmatch("[0-9]{1,4}", first):
+        return None
+    return handles[int(first)] if int(first) < len(handles) else None
+
+
+def _uuid(nvml: Any, handle: Any) -> str:
+    uuid = nvml.nvmlDeviceGetUUID(handle)
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)

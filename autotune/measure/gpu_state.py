@@ -37,7 +37,7 @@ class GpuState:
 
 
 def read_state(own: frozenset[int] = frozenset()) -> GpuState | None:
-    """Ask NVML; None where there is no NVML.
+    """Ask NVML; None where there is no NVML, or no GPU that CUDA sees.
 
     Args:
         own: process ids that belong to this sweep.
@@ -47,6 +47,8 @@ def read_state(own: frozenset[int] = frozenset()) -> GpuState | None:
         return None
     try:
         handle = gpu_handle(nvml)
+        if handle is None:
+            return None
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         # Hardware causes only: the software power cap is how a GPU under full load normally runs.
         causes = {

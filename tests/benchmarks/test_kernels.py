@@ -157,3 +157,36 @@ def test_programs_without_a_replay_do_not_advise_one(tmp_path: Path) -> None:
         assert "There is no CUDA GPU here" in done.stderr
         assert "Use --replay" not in done.stderr
         assert "`python benchmarks/kernels.py --replay`" in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("recompiles.py --tokens x", 2, "--tokens: 'x' is not an integer"),
+        ("recompiles.py --schemes y", 2, "Unknown scheme 'y'"),
+        ("recompiles.py --out FILE", 1, "cannot be written"),
+        ("decode_forms.py --shape x", 2, "expected KEY=VALUE"),
+        ("decode_forms.py --tokens x", 2, "--tokens: 'x' is not an integer"),
+        ("layer_calls.py --layers 0", 2, "--layers 0: 1 to 96 are possible"),
+        ("layer_calls.py --out FILE/x", 1, "cannot be written"),
+        ("engine_steps.py --prefills x", 2, "'x' is no number from 1 to 8192"),
+        ("engine_steps.py --out FILE", 1, "cannot be written"),
+        ("kernels.py --replay --model qwen-moe-fp8-tensor --tokens 1 --out FILE", 1, "cannot be written"),
+        ("router_overhead.py 0.1.0", 2, "`make other-sources` the others"),
+    ],
+)
+def test_programs_refuse_what_they_cannot_do_before_they_begin(
+    words: str, code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "f").touch()
+    program, *rest = words.replace("FILE", str(tmp_path / "f")).split()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / program), *rest],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

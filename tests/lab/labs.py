@@ -29,7 +29,7 @@ def vllm_path(version: str = "0.25.1") -> str:
 
 def free_ports(count: int) -> int:
     """The first of some ports in a row on which nothing listens."""
-    for first in range(20_000 + os.getpid() % 10_000, 60_000, 50):
+    for first in range(20_000 + os.getpid() * 61 % 30_000, 60_000, 50):  # workers have pids in a row
         try:
             for port in range(first, first + count):
                 with socket.socket() as probe:

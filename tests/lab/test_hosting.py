@@ -45,8 +45,11 @@ def test_each_arm_gets_its_table_its_plugins_and_its_caches(
         table=read_table(TABLE).digest,
         env={"VLLM_DEEP_GEMM_WARMUP": "skip"},
     )
+    # What a start that was killed leaves is no cache that a server got ready with.
+    (tmp_path / "cache" / "stock" / "triton").mkdir(parents=True)
     with host_of(plan, tmp_path) as host:
         starts = {arm.name: host.ready(arm).start for arm in plan.arms}
+    assert {start.cache for start in starts.values()} == {"empty"}
     environments = {name: start.environment for name, start in starts.items()}
     assert {env["VLLM_DEEP_GEMM_WARMUP"] for env in environments.values()} == {"skip"}
     assert environments["stock"]["VLLM_PLUGINS"] == "random_weights"

@@ -84,8 +84,11 @@ class ThreeGpus:
 @pytest.mark.parametrize(
     ("visible", "handle"),
     [
-        (None, 0), ("", 0), ("2", 2), (" 1,0", 1), ("GPU-8a", 1), ("GPU-f00dcafe-2222,0", 2),
+        (None, 0), ("2", 2), (" 1,0", 1), ("GPU-8a", 1), ("GPU-f00dcafe-2222,0", 2),
         ("MIG-0a1b,0", "MIG-0a1b"),
+        # CUDA sees nothing.
+        ("", None), ("-1", None), ("NoDevFiles", None), ("GPU-zzz", None), ("3", None), ("GPU-8", None),
+        ("1abc", None), ("+1", None), ("\u00b2", None), ("9" * 5000, None),
     ],
 )  # fmt: skip
 def test_the_gpu_that_is_looked_at_is_the_one_that_cuda_sees_first(

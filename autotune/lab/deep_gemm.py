@@ -8,10 +8,9 @@ CACHE_VARIABLE = "DG_JIT_CACHE_DIR"
 
 
 def kernels(cache: Path) -> frozenset[str]:
-    """Kernels that a cache of DeepGEMM holds, as its folders are named: `kernel.<name>.<hash>`.
+    """Kernels that a cache of DeepGEMM holds, by their folders there: `cache/kernel.<name>.<hash>`.
 
-    Each variant that a process needs first is built there, once: in a folder `tmp` first, then moved to
-    `cache` (csrc/jit/compiler.hpp).
+    Each variant that a process needs first is built, once (its csrc/jit/compiler.hpp).
     """
     try:
         return frozenset(

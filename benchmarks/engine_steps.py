@@ -76,7 +76,7 @@ def engine(given: argparse.Namespace) -> None:
             counted.clear()
             for _ in range(given.steps):
                 model.llm_engine.step()
-            found[f"decode {batch}"] = spread([rows.tolist() for rows in counted])
+            found[f"decode {batch}"] = spread([rows.tolist() for rows in counted], batch)
         else:
             found[f"decode {batch}"] = _measured(model.llm_engine.step, given.steps)
         while model.llm_engine.has_unfinished_requests():
@@ -109,8 +109,12 @@ def _count_rows(counted: list[Any]) -> None:
     kernel._fused_experts = counting
 
 
-def spread(calls: Sequence[Sequence[int]]) -> dict[str, Any]:
+def spread(calls: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
     """How evenly calls of a layer spread their rows over the experts.
+
+    Args:
+        calls: rows of each expert, by call.
+        tokens: of each call; every one takes different experts.
 
     Returns:
         means over the calls: experts that got rows (`touched`, and what uniform draws would touch), the most
@@ -119,11 +123,11 @@ def spread(calls: Sequence[Sequence[int]]) -> dict[str, Any]:
     """
     if not calls:
         raise SystemExit("no call of a MoE layer was seen: this vLLM calls its experts in another way")
-    experts, pairs = len(calls[0]), sum(calls[0])
+    experts, each = len(calls[0]), sum(calls[0]) / tokens
     ordered = [sorted(rows, reverse=True) for rows in calls]
     return {
         "touched": round(statistics.mean(sum(r > 0 for r in rows) for rows in calls), 2),
-        "uniform_touches": round(experts * (1 - (1 - 1 / experts) ** pairs), 2),
+        "uniform_touches": round(experts * (1 - (1 - each / experts) ** tokens), 2),
         "most": round(statistics.mean(rows[0] for rows in ordered), 2),
         "above_8": round(statistics.mean(sum(r > 8 for r in rows) / experts for rows in calls), 5),
         "above_16": round(statistics.mean(sum(r > 16 for r in rows) / experts for rows in calls), 5),

@@ -86,24 +86,13 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 def _examine(
     published: PublishedTable, through: int, mode: str, unspecialize: bool, run: bool
 ) -> dict[str, Any]:
-    import importlib
-    import os
     import time
     from dataclasses import asdict
 
-    from autotune.vocabulary.errors import GpuNotReadyError, MissingDependencyError
+    from autotune.measure.jit_targets import import_fused_moe
+    from autotune.vocabulary.errors import GpuNotReadyError
 
-    if not run:
-        # With no device to find, vLLM takes Triton as installed and imports on a CPU machine.
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    try:
-        importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"vLLM cannot be imported here: {error}.",
-            "Run this in vLLM's own environment; in a clone in which `make test` has run, with "
-            "PYTHONPATH=.cache/vllm/0.25.1:.cache/vllm/deps-cp311 in front (for Python 3.11).",
-        ) from error
+    import_fused_moe(on_gpu=run)
     if run:
         import torch
 

@@ -89,17 +89,32 @@ def _rope(naive: bool, measured: bool) -> Call:
     return call
 
 
-@contextmanager
-def _vllm(target: str, problem: Problem, measured: bool, gpu: str) -> Iterator[Call]:
-    if not measured:
+def import_fused_moe(on_gpu: bool) -> Any:
+    """vLLM's module of Triton MoE kernels.
+
+    Args:
+        on_gpu: whether kernels are to run; without, vLLM is imported as on a machine with no GPU.
+
+    Raises:
+        MissingDependencyError: if it cannot be imported.
+    """
+    if not on_gpu:
         # With no device to find, vLLM takes Triton as installed and imports on a CPU machine.
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     try:
-        module: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
-    except ImportError as error:
+        return importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
+    except (Exception, SystemExit) as error:
+        # Its modules ask their binaries while they are imported, and raise whatever these do.
         raise MissingDependencyError(
-            f"vLLM cannot be imported here: {error}.", "Run this in vLLM's own environment."
+            f"vLLM cannot be imported here: {error or type(error).__name__}.",
+            "Run this in vLLM's own environment; in a clone in which `make test` has run, with "
+            "PYTHONPATH=.cache/vllm/0.25.1:.cache/vllm/deps-cp311 in front (for Python 3.11).",
         ) from error
+
+
+@contextmanager
+def _vllm(target: str, problem: Problem, measured: bool, gpu: str) -> Iterator[Call]:
+    module = import_fused_moe(measured)
     from autotune.kernels.backends.registry import get_backend, vllm_triton_config
     from autotune.kernels.unspecialized import VLLM_SCALARS, without_specialization
     from autotune.kernels.weights import make_inputs, make_weights

@@ -122,8 +122,9 @@ def _environment() -> tuple[Environment | None, str]:
         return resolve_environment(), ""
     except NoGpuError as error:
         return None, str(error)
-    except (ImportError, SystemExit) as error:
-        return None, f"vLLM cannot be imported: {error}"
+    except (Exception, SystemExit) as error:
+        # As below: a missing libcuda.so.1, say, is an OSError.
+        return None, f"vLLM cannot be imported: {error or type(error).__name__}"
 
 
 def _table(client: RoutingClient, published: PublishedTable) -> dict[str, Any]:

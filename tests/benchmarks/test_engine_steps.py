@@ -44,8 +44,10 @@ def test_the_kernels_that_differ_are_counted_for_a_layer(program: ModuleType) ->
 
 def test_rows_of_calls_are_told_by_how_evenly_they_are_spread(program: ModuleType) -> None:
     even, skewed = [2] * 8, [16, 0, 0, 0, 0, 0, 0, 0]
-    found = program.spread([even, skewed])
+    found = program.spread([even, skewed], 16)
     assert found["touched"] == 4.5
     assert found["uniform_touches"] == pytest.approx(8 * (1 - (7 / 8) ** 16), abs=0.01)
+    # One token takes as many experts as its top-k.
+    assert program.spread([[1] * 8 + [0] * 120], 1)["uniform_touches"] == 8
     assert (found["most"], found["above_8"], found["above_16"]) == (9, 1 / 16, 0)
     assert found["rows"] == [9, 1, 1, 1, 1, 1, 1, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 from autotune.cli import vllm_tools
 from autotune.vocabulary.errors import UsageError
 from tests.factories import make_table
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here: nothing to miss"
@@ -124,3 +127,28 @@ def test_the_command_modules_are_cheap_to_import() -> None:
         "sys.exit(bool({'sqlalchemy', 'httpx', 'torch', 'fastapi', 'optuna', 'vllm'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "raised", ["OSError('libcuda.so.1: cannot open')", "RuntimeError()", "SystemExit(3)"]
+)
+@pytest.mark.parametrize("command", ["vllm doctor", "jit warm-up", "jit audit vllm"])
+def test_a_vllm_that_cannot_be_imported_is_told_whatever_it_raises(
+    command: str, raised: str, tmp_path: Path
+) -> None:
+    if command.startswith("jit"):
+        pytest.importorskip("torch")
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(f"raise {raised}")
+    metadata = tmp_path / "vllm-0.25.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.25.1\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *command.split()],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "COLUMNS": "300"},
+    )  # fmt: skip
+    assert done.returncode == (0 if command == "vllm doctor" else 1), done.stderr
+    assert "vLLM cannot be imported" in done.stdout + done.stderr
+    assert ("libcuda" in raised) == ("libcuda.so.1: cannot open" in done.stdout + done.stderr)
+    assert "Traceback" not in done.stderr

@@ -132,7 +132,14 @@ def test_the_command_modules_are_cheap_to_import() -> None:
 @pytest.mark.parametrize(
     "raised", ["OSError('libcuda.so.1: cannot open')", "RuntimeError()", "SystemExit(3)"]
 )
-@pytest.mark.parametrize("command", ["vllm doctor", "jit warm-up", "jit audit vllm"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm doctor",
+        pytest.param("jit warm-up", marks=pytest.mark.slow),
+        pytest.param("jit audit vllm", marks=pytest.mark.slow),
+    ],
+)
 def test_a_vllm_that_cannot_be_imported_is_told_whatever_it_raises(
     command: str, raised: str, tmp_path: Path
 ) -> None:

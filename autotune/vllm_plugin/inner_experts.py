@@ -42,12 +42,14 @@ class Inner:
         raw_input: reads the input unquantized; otherwise as vLLM's prepare step quantizes it.
         workspaces: vLLM's `workspace_shapes` of these experts; None if they need none of vLLM's.
         experts: vLLM's object behind it, if there is one.
+        lay_out: of a kernel of ours, the launches of a call: its token count and the two weights.
     """
 
     apply: Callable[..., Any]
     raw_input: bool
     workspaces: Callable[..., Shapes] | None = None
     experts: Any = None
+    lay_out: Callable[[int, Any, Any], Any] | None = None
 
 
 class UnavailableError(Exception):
@@ -87,7 +89,7 @@ def build(layer: Layer, entry: Entry, made: dict[BackendName, Any]) -> Inner:
             kernel = OwnKernel(layer.problem, entry.candidate, layer.base, layer.order)
         except ImportError as error:
             raise UnavailableError(f"{type(error).__name__}: {error}") from error
-        return Inner(kernel.apply, raw_input=True)
+        return Inner(kernel.apply, raw_input=True, lay_out=kernel.lay_out)
     experts = made.get(entry.backend)
     if experts is None:
         experts = made[entry.backend] = _vllm_experts(layer, entry.backend)

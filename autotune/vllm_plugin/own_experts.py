@@ -100,11 +100,27 @@ class OwnKernel:
             topk_ids = topk_ids.to(torch.int32)
         if topk_weights.dtype is not torch.float32:
             topk_weights = topk_weights.to(torch.float32)
-        if self._weights is None or self._weights.w13 is not w1 or self._weights.w2 is not w2:
-            self._weights = layer_weights(self.problem, self.experts, w1, w2, self.order)
+        weights = self._weights
+        if weights is None or weights.w13 is not w1 or weights.w2 is not w2:
+            weights = self._read(w1, w2)
         inputs = LayerInputs(hidden_states, topk_ids, topk_weights)
-        for launch in self._plan(self._weights, inputs, self.candidate, output):
+        for launch in self._plan(weights, inputs, self.candidate, output):
             launch.run()
+
+    def lay_out(self, tokens: int, w1: Any, w2: Any) -> Any:
+        """The launches of a call of so many tokens, for compiling only: no memory of the GPU is taken.
+
+        Raises:
+            ValueError: for weights that the kernels do not read.
+        """
+        from autotune.kernels.backends.fused import unfilled
+
+        _, inputs = unfilled(self.problem, tokens)
+        return self._plan(self._read(w1, w2), inputs, self.candidate, inputs.hidden)
+
+    def _read(self, w1: Any, w2: Any) -> Any:
+        self._weights = layer_weights(self.problem, self.experts, w1, w2, self.order)
+        return self._weights
 
 
 def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any, order: RowOrder = "gate_up") -> Any:

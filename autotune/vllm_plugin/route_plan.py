@@ -53,6 +53,8 @@ class RoutePlan:
         that they are for: the same in all layers of a shape."""
         self.calls: dict[tuple[int, int], int] | None = None
         """Calls that Python made, by token count and index, once they are counted (`Ledger.ready`)."""
+        self.ahead_s = 0.0
+        """Seconds for which our kernels may be compiled side by side before the first routes are tried."""
         self.lock = threading.Lock()
 
     def __str__(self) -> str:

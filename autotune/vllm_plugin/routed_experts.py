@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch
 
 from autotune.kernels.weights import LayerInputs
 from autotune.vllm_plugin.inner_experts import Inner
+from autotune.vllm_plugin.log import info_once
 from autotune.vllm_plugin.own_experts import layer_oracle, tried_at
+from autotune.vllm_plugin.route_ahead import compile_ahead
 from autotune.vllm_plugin.route_plan import BASE, RoutePlan, Shapes
 from autotune.vllm_plugin.route_probe import Prober
 from autotune.vllm_plugin.route_reach import Entry
@@ -233,6 +236,7 @@ def _make(parent: Any) -> type[Any]:
                 tried = tried_at(self.plan.problem, entry.candidate, entry.first, entry.last)
                 return [count for count in tried if count <= tokens]
 
+            self._compile_ahead(due, counts, w1, w2, hidden_states.is_cuda)
             try:
                 # Activations enter as the model computes; what arrives here may be quantized already.
                 dtype = self.base.moe_config.in_dtype
@@ -245,6 +249,25 @@ def _make(parent: Any) -> type[Any]:
                 # In the middle of a forward pass: a failure costs speed, never the server.
                 for backend in self.plan.backends:
                     self.plan.remove(backend, f"it cannot be tried: {type(error).__name__}: {error}")
+
+        def _compile_ahead(
+            self, due: Sequence[int], counts: Callable[[Entry], Sequence[int]], w1: Any, w2: Any, on_gpu: bool
+        ) -> None:
+            """Compile what the probes of these routes would compile one after another; once for a plan."""
+            limit_s, self.plan.ahead_s = self.plan.ahead_s, 0.0
+            if not on_gpu or limit_s <= 0:
+                return
+            calls = [
+                partial(lay_out, count, w1, w2)
+                for index in due
+                if (lay_out := self.inners[index].lay_out) is not None
+                for count in counts(self.plan.entries[index - 1])
+            ]
+            try:
+                compile_ahead(str(self.plan.problem), calls, limit_s)
+            except Exception as error:
+                # The probes compile what is missing: a failure costs time only.
+                info_once(f"our kernels are compiled one by one: {type(error).__name__}: {error}")
 
     parent_format = _standard_format(parent)
     for name in list(getattr(RouterExperts, "__abstractmethods__", ())):

@@ -160,6 +160,7 @@ class Router(Feature):
             plan = self.plans[key] = self._plan(
                 layer, outlook(table, base, takes_up_first), made, environment
             )
+            plan.ahead_s = self.context.client.settings.warmup_s
             self._note_plan(table, plan)
         if not plan.entries:
             left = "; ".join(str(declined) for declined in plan.declined)

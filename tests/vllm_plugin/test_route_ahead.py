@@ -1,0 +1,112 @@
+"""Our kernels compiled side by side: by Triton's real compiler for an H200, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.vocabulary.candidate import Candidate, FusedDecodeCandidate, FusedTritonCandidate, Tile
+from autotune.vocabulary.problem import Problem
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from autotune.kernels.ahead.target import compiling_for  # noqa: E402
+from autotune.kernels.backends.fused import unfilled  # noqa: E402
+from autotune.measure.compiles import counting_compiles  # noqa: E402
+from autotune.vllm_plugin import route_ahead  # noqa: E402
+from autotune.vllm_plugin.own_experts import OwnKernel  # noqa: E402
+from autotune.vllm_plugin.route_ahead import compile_ahead  # noqa: E402
+
+pytestmark = pytest.mark.slow
+PROBLEM = Problem.parse("E=8,N=256,K=512,topk=2,scheme=fp8_tensor")
+TILE = Tile(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=2)
+DECODE = FusedDecodeCandidate(
+    block_m=16, gate_up_block_n=32, gate_up_block_k=128, down_block_n=64, down_block_k=128
+)
+BOTH: tuple[Candidate, ...] = (DECODE, FusedTritonCandidate(gate_up=TILE, down=TILE))
+
+
+@pytest.fixture
+def h200(tmp_path: Path) -> Iterator[Any]:
+    """An H200 to compile for, and a Triton cache that is empty."""
+    from triton import knobs
+
+    with knobs.cache.scope(), compiling_for((9, 0)):
+        knobs.cache.dir = str(tmp_path / "triton")
+        forget()
+        yield
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(route_ahead, "info_once", said.append)
+    return said
+
+
+def forget() -> None:
+    """Take what this process has loaded away from it."""
+    made, w1, w2 = kernels()
+    for kernel in made:
+        for launch in kernel.lay_out(1, w1, w2):
+            launch.kernel.device_caches.clear()
+
+
+def kernels(order: Any = "up_gate") -> tuple[list[OwnKernel], Any, Any]:
+    """The kernels on one layer's weights, as FlashInfer has them unless said."""
+    weights, _ = unfilled(PROBLEM, 1)
+    experts = SimpleNamespace(
+        w1_scale=weights.w13_scale, w2_scale=weights.w2_scale,
+        a1_scale=torch.ones(1), a2_scale=torch.ones(1),
+    )  # fmt: skip
+    return [OwnKernel(PROBLEM, c, experts, order) for c in BOTH], weights.w13, weights.w2
+
+
+def test_what_a_route_launches_is_compiled_before_it_is_tried(h200: Any, lines: list[str]) -> None:
+    made, w1, w2 = kernels()
+    calls = [partial(kernel.lay_out, tokens, w1, w2) for kernel in made for tokens in (1, 2)]
+    with counting_compiles() as counted:
+        compile_ahead("this layer", calls, 240.0)
+    assert counted.count == 0, "this process reads what the others compiled"
+    (line,) = lines
+    assert line.startswith("our kernels for this layer: ")
+    assert "left" not in line
+    with counting_compiles() as counted:
+        for call in calls:
+            for launch in call():
+                launch.compile()
+    assert counted.count == 0
+    # Another start finds all of it in the cache; the other order of rows is another variant.
+    lines.clear()
+    forget()
+    compile_ahead("this layer", calls, 240.0)
+    assert "were in Triton's cache" in lines[0]
+    other, w1, w2 = kernels("gate_up")
+    with counting_compiles() as counted:
+        for launch in other[0].lay_out(1, w1, w2):
+            launch.compile()
+    assert counted.count > 0
+
+
+def test_a_call_that_cannot_be_laid_out_is_left_to_its_probe(h200: Any, lines: list[str]) -> None:
+    made, w1, w2 = kernels()
+    wrong = partial(made[0].lay_out, 1, w1[:, :-1], w2)
+    with pytest.raises(ValueError, match="weights of"):
+        wrong()
+    compile_ahead("this layer", [wrong, partial(made[0].lay_out, 1, w1, w2)], 240.0)
+    assert len(lines) == 1
+    lines.clear()
+    compile_ahead("this layer", [wrong], 240.0)
+    assert lines == []
+
+
+def test_the_time_limit_leaves_the_rest_to_the_probes(h200: Any, lines: list[str]) -> None:
+    made, w1, w2 = kernels()
+    compile_ahead("this layer", [partial(made[1].lay_out, 1, w1, w2)], 0.0)
+    assert "left to their first use, as the time limit was reached" in lines[0]

@@ -1,9 +1,10 @@
 """`fused_decode` with one option changed at a time, on this GPU.
 
     python benchmarks/decode_forms.py [--shape E=128,N=768,K=2048,topk=8,scheme=fp8_tensor] [--tokens 1,8,64]
+                                      [--routing uniform,zipf:1.0] [--out FOLDER]
 
-For each token count: the base form's time, the floor (weights of the experts that these inputs touch, at the
-copy bandwidth), and every form with one option changed, in turns with the base on CUDA graphs.
+For each routing and token count: the base form's time, the floor (weights of the experts that these inputs
+touch, at the copy bandwidth), and every form with one option changed, in turns with the base on CUDA graphs.
 Needs a CUDA GPU, torch and Triton; no vLLM.
 """
 
@@ -30,7 +31,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"block_m": 8}, {"block_m": 32}, {"gate_up_block_n": 32}, {"down_block_n": 64},
     {"gate_up_block_n": 32, "down_block_n": 64}, {"gate_up_stages": 3}, {"gate_up_stages": 5},
     {"down_stages": 3}, {"gate_up_stages": 3, "down_stages": 3}, {"num_warps": 2}, {"num_warps": 8},
-    {"down_split_k": 2}, {"quantize_first": False},
+    {"down_split_k": 2}, {"quantize_first": False}, {"crowded_block_m": 32},
+    {"block_m": 8, "crowded_block_m": 32},
     {"gate_up_block_n": 32, "gate_up_block_k": 256, "down_block_n": 64, "down_stages": 3},
     {"gate_up_block_n": 32, "down_block_n": 64, "block_m": 8, "num_warps": 2},
 )  # fmt: skip
@@ -44,13 +46,14 @@ def main() -> int:
     )
     parser.add_argument("--shape", default=QWEN)
     parser.add_argument("--tokens", default="1,8,32,64,128")
+    parser.add_argument("--routing", default="uniform", help="uniform, or zipf:S; several by comma")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of decode_forms.json")
     given = parser.parse_args()
     # The file `kernels.py` beside this one must not answer for a package of that name.
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
     import torch
 
-    from autotune.cli.problems import parse_numbers
+    from autotune.cli.problems import parse_numbers, parse_routing
     from autotune.measure.compile_pool import CompilePool
     from autotune.measure.detect import detect_environment, driver_version
     from autotune.measure.gpu_state import wait_until_ready
@@ -60,6 +63,7 @@ def main() -> int:
 
     try:
         problem, counts = Problem.parse(given.shape), parse_numbers("--tokens", given.tokens)
+        routings = [parse_routing(text) for text in given.routing.split(",")]
         out_folder(given.out)
         environment = detect_environment()
         wait_until_ready(5.0, tell=lambda line: print(line, file=sys.stderr))
@@ -74,7 +78,9 @@ def main() -> int:
     finally:
         pool.close()
     print(f"{len(ready)} variants compiled or found", file=sys.stderr)
-    rows = [row for tokens in counts for row in one_count(problem, tokens, made)]
+    rows = [
+        row for routing in routings for tokens in counts for row in one_count(problem, tokens, made, routing)
+    ]
     result = {
         "problem": str(problem), "environment": environment.model_dump(mode="json"),
         "driver": driver_version(), "gpu": torch.cuda.get_device_name(), "rows": rows,
@@ -103,7 +109,9 @@ def forms(problem: Problem) -> list[FusedDecodeCandidate]:
     return list(found.values())
 
 
-def one_count(problem: Problem, tokens: int, made: list[FusedDecodeCandidate]) -> list[dict[str, Any]]:
+def one_count(
+    problem: Problem, tokens: int, made: list[FusedDecodeCandidate], routing: str
+) -> list[dict[str, Any]]:
     """Rows of one token count, printed fastest first."""
     import torch
 
@@ -114,7 +122,7 @@ def one_count(problem: Problem, tokens: int, made: list[FusedDecodeCandidate]) -
     from autotune.measure.timing import calls_per_graph, capture, estimate_us, time_pairs
 
     weights = make_weights(problem, 1)
-    inputs = [make_inputs(problem, tokens, 100 + n) for n in range(INPUTS)]
+    inputs = [make_inputs(problem, tokens, 100 + n, routing) for n in range(INPUTS)]
     truth = reference_moe(weights, inputs[0])
     expert_bytes = 3 * problem.N * problem.K * problem.scheme.weight_bytes
     touched = statistics.mean(len(torch.unique(i.topk_ids)) for i in inputs)
@@ -132,12 +140,14 @@ def one_count(problem: Problem, tokens: int, made: list[FusedDecodeCandidate]) -
         error = relative_l2(run_layer(plan, weights, inputs[0], form), truth)
         rows.append(
             {
-                "tokens": tokens, "form": str(form), "candidate": form.model_dump(mode="json"),
-                "us": pairs.p50_us, "base_us": pairs.baseline_p50_us, "floor_us": round(floor, 2),
+                "tokens": tokens, "routing": routing, "form": str(form),
+                "candidate": form.model_dump(mode="json"), "us": pairs.p50_us, "base_us": pairs.baseline_p50_us, "floor_us": round(floor, 2),
                 "relative_error": round(error, 5),
             }
         )  # fmt: skip
-    print(f"\n{tokens} tokens, floor {floor:.1f} us, base {rows[0]['us']:.1f} us: {rows[0]['form']}")
+    print(
+        f"\n{tokens} tokens, {routing}, floor {floor:.1f} us, base {rows[0]['us']:.1f} us: {rows[0]['form']}"
+    )
     for row in sorted(rows[1:], key=lambda row: row["us"] / row["base_us"]):
         print(f"{row['us']:9.1f} us {row['base_us'] / row['us']:6.3f}x  {row['form']}", flush=True)
     return rows

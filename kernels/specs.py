@@ -223,9 +223,9 @@ def decode_shared_bytes(candidate: FusedDecodeCandidate, problem: Problem) -> in
     Activations that are quantized as they are read lie there in bf16, one buffer fewer of them, with a
     quantized tile beside.
     """
-    m, fp8 = candidate.block_m, problem.scheme.is_fp8
+    fp8 = problem.scheme.is_fp8
 
-    def one(rows: int, block_k: int, stages: int, quantized: bool) -> int:
+    def one(m: int, rows: int, block_k: int, stages: int, quantized: bool) -> int:
         wgmma = m >= 16 and candidate.num_warps >= 4 and rows >= 64
         if stages == 0:
             # Seen in compiled kernels: the whole run of steps goes there; with block scales one at a time.
@@ -239,20 +239,31 @@ def decode_shared_bytes(candidate: FusedDecodeCandidate, problem: Problem) -> in
             return buffers * (weights + m * block_k * problem.scheme.weight_bytes)
         return buffers * weights + fewer * m * block_k * 2 + m * block_k
 
-    return max(
-        one(
-            2 * candidate.gate_up_block_n,
-            candidate.gate_up_block_k,
-            candidate.gate_up_stages,
-            candidate.quantize_first,
-        ),
-        one(
-            candidate.down_block_n,
-            candidate.down_block_k,
-            candidate.down_stages,
-            problem.scheme is Scheme.FP8_TENSOR,
-        ),
-    )
+    def both(m: int, fewer: int) -> int:
+        """Its two GEMMs for m rows together, with so many stages fewer."""
+
+        def stages(number: int) -> int:
+            return number - fewer if number > 2 else number
+
+        return max(
+            one(
+                m,
+                2 * candidate.gate_up_block_n,
+                candidate.gate_up_block_k,
+                stages(candidate.gate_up_stages),
+                candidate.quantize_first,
+            ),
+            one(
+                m,
+                candidate.down_block_n,
+                candidate.down_block_k,
+                stages(candidate.down_stages),
+                problem.scheme is Scheme.FP8_TENSOR,
+            ),
+        )
+
+    crowded = both(candidate.crowded_block_m, 1) if candidate.crowded_block_m > candidate.block_m else 0
+    return max(both(candidate.block_m, 0), crowded)
 
 
 def _decode_fits(candidate: FusedDecodeCandidate, problem: Problem, limit: int) -> Support:

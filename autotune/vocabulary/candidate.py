@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+)
 
 from autotune.vocabulary.canonical import content_digest
 
@@ -152,11 +159,18 @@ class FusedDecodeCandidate(_CandidateBase):
 
     `*_block_n` counts columns of N (first GEMM, gate and up each) and of K (second); `*_block_k` is the step
     of the reduction. With `down_stages` 0 a block of the second GEMM has no pipeline: it asks for all of its
-    weights before it waits for the first one, and holds them on chip.
+    weights before it waits for the first one, and holds them on chip. With `crowded_block_m` an expert that
+    many tokens chose is read for more rows at a time, in a pipeline one stage shorter.
     """
 
     backend: Literal["fused_decode"] = "fused_decode"
     block_m: int = Field(ge=8, le=128, description="rows of one expert handled together")
+    crowded_block_m: int = Field(
+        default=0,
+        ge=0,
+        le=128,
+        description="rows handled together of an expert that has more than block_m; 0: block_m of them",
+    )
     gate_up_block_n: int = Field(ge=8, le=256)
     gate_up_block_k: int = Field(ge=32, le=512)
     gate_up_stages: int = Field(default=3, ge=1, le=8)
@@ -167,11 +181,20 @@ class FusedDecodeCandidate(_CandidateBase):
     down_split_k: int = Field(default=1, ge=1, le=16)
     quantize_first: bool = Field(default=False, description="activations to FP8 once, ahead of the GEMMs")
 
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the later field where it says nothing, so that recorded candidates keep their digests."""
+        data: dict[str, Any] = handler(self)
+        if not data.get("crowded_block_m"):
+            data.pop("crowded_block_m", None)
+        return data
+
     def __str__(self) -> str:
+        rows = f"{self.block_m}/{self.crowded_block_m}" if self.crowded_block_m else f"{self.block_m}"
         extra = f" k{self.down_split_k}" if self.down_split_k > 1 else ""
         extra += " q" if self.quantize_first else ""
         return (
-            f"fused_decode m{self.block_m} {self.gate_up_block_n}x{self.gate_up_block_k} "
+            f"fused_decode m{rows} {self.gate_up_block_n}x{self.gate_up_block_k} "
             f"s{self.gate_up_stages} | {self.down_block_n}x{self.down_block_k} s{self.down_stages} "
             f"w{self.num_warps}{extra}"
         )

@@ -47,13 +47,72 @@ def _weight_scales(
 
 
 @triton.jit
+def _down_rows(
+    inner_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, list_ptr, partial_ptr, out_ptr, arrived_ptr,
+    held, held_scales, hits, ranks, expert, slot, tile, part, columns, safe, begin, tokens, first, count,
+    scale, N: tl.constexpr, K: tl.constexpr, TOPK: tl.constexpr, EXPERTS: tl.constexpr, SCHEME: tl.constexpr,
+    INTERPRET: tl.constexpr, PAIRS: tl.constexpr, ROUTED: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    HOLD: tl.constexpr,
+):  # fmt: skip
+    """Rows first..first+BLOCK_M of an expert, for one tile of columns and one part of the reduction."""
+    TILES: tl.constexpr = (K + BLOCK_N - 1) // BLOCK_N
+    STEPS: tl.constexpr = (N + BLOCK_K - 1) // BLOCK_K
+    RUN: tl.constexpr = (STEPS + SPLIT - 1) // SPLIT
+    pair = pairs_of(list_ptr, hits, ranks, slot, tokens, first, count, PAIRS, ROUTED, BLOCK_M)
+    pair = pair.to(tl.int64)
+    real = first + tl.arange(0, BLOCK_M) < count
+    chosen = tl.load(ids_ptr + pair, mask=real, other=0)
+    here = real & (chosen >= 0) & (chosen < EXPERTS)
+    weight = tl.load(topk_weights_ptr + pair, mask=here, other=0.0)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    x_scale = tl.zeros((BLOCK_M,), tl.float32)
+    if HOLD:
+        # All rows are asked for at once: one trip to memory, not one a step.
+        read = ()
+        for step in tl.static_range(RUN):
+            read += (_rows(inner_ptr, pair, real, begin + step * BLOCK_K, N, BLOCK_K, SPLIT),)
+        for step in tl.static_range(RUN):
+            w, x, w_scale = held[step], read[step], held_scales[step]
+            acc = multiply(w, x, acc, w_scale, x_scale, 1.0, SCHEME, SCHEME == TENSOR, INTERPRET)
+    else:
+        for step in tl.range(RUN, num_stages=STAGES):
+            at = begin + step * BLOCK_K
+            w = _weights(w_ptr, safe, at, N, BLOCK_K, SPLIT)
+            x = _rows(inner_ptr, pair, real, at, N, BLOCK_K, SPLIT)
+            w_scale = _weight_scales(w_scale_ptr, expert, safe, at, N, K, SCHEME)
+            acc = multiply(w, x, acc, w_scale, x_scale, 1.0, SCHEME, SCHEME == TENSOR, INTERPRET)
+    result = tl.trans(acc) * (weight * scale)[:, None]
+    inside = real[:, None] & (columns < K)[None, :]
+    tl.store(
+        partial_ptr + (pair * SPLIT + part)[:, None] * K + columns[None, :],
+        result.to(partial_ptr.dtype.element_ty),
+        mask=inside,
+    )
+    tl.debug_barrier()
+    token = pair // TOPK
+    arrived = arrived_ptr + token * TILES + tile
+    before = tl.atomic_add(arrived, 1, mask=real, sem="acq_rel", scope="gpu")
+    last = real & (before == TOPK * SPLIT - 1)
+    if tl.max(last.to(tl.int32), 0) > 0:
+        tl.debug_barrier()
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        summed = last[:, None] & (columns < K)[None, :]
+        for number in tl.range(TOPK * SPLIT, loop_unroll_factor=1 if BLOCK_M > 16 else TOPK * SPLIT):
+            row = partial_ptr + (token * (TOPK * SPLIT) + number)[:, None] * K
+            total += tl.load(row + columns[None, :], mask=summed, other=0.0, cache_modifier=".cg")
+        tl.store(out_ptr + token[:, None] * K + columns[None, :], total.to(tl.bfloat16), mask=summed)
+        tl.store(arrived, 0, mask=last)
+
+
+@triton.jit
 def down(
     inner_ptr, static_scale_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, slot_ptr, list_ptr,
     partial_ptr, out_ptr, ready_ptr, counter_ptr, done_ptr, arrived_ptr, block, slots, pairs, target,
     N: tl.constexpr, K: tl.constexpr, TOPK: tl.constexpr, EXPERTS: tl.constexpr, SCHEME: tl.constexpr,
     INTERPRET: tl.constexpr, PAIRS: tl.constexpr, ROUTED: tl.constexpr, TARGET: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, CROWDED_M: tl.constexpr,
 ):  # fmt: skip
     """partial[pair, part, :] = topk_weight[pair] * (inner[pair] @ w.T), and out for tokens that are complete.
 
@@ -70,6 +129,7 @@ def down(
     tile = block // SPLIT % TILES
     part = block % SPLIT
     HOLD: tl.constexpr = STAGES == 0
+    FEWER: tl.constexpr = STAGES - 1 if STAGES > 2 else STAGES
     if ROUTED:
         if HOLD:
             wait_for(ready_ptr, target, INTERPRET)
@@ -95,51 +155,25 @@ def down(
                 )
         if HOLD or not ROUTED:
             wait_for(counter_ptr + slot, TARGET, INTERPRET)
-        for first in range(0, count, BLOCK_M):
-            pair = pairs_of(list_ptr, hits, ranks, slot, tokens, first, count, PAIRS, ROUTED, BLOCK_M)
-            pair = pair.to(tl.int64)
-            real = first + tl.arange(0, BLOCK_M) < count
-            chosen = tl.load(ids_ptr + pair, mask=real, other=0)
-            here = real & (chosen >= 0) & (chosen < EXPERTS)
-            weight = tl.load(topk_weights_ptr + pair, mask=here, other=0.0)
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            x_scale = tl.zeros((BLOCK_M,), tl.float32)
-            if HOLD:
-                # All rows are asked for at once: one trip to memory, not one a step.
-                read = ()
-                for step in tl.static_range(RUN):
-                    read += (_rows(inner_ptr, pair, real, begin + step * BLOCK_K, N, BLOCK_K, SPLIT),)
-                for step in tl.static_range(RUN):
-                    w, x, w_scale = held[step], read[step], held_scales[step]
-                    acc = multiply(w, x, acc, w_scale, x_scale, 1.0, SCHEME, SCHEME == TENSOR, INTERPRET)
-            else:
-                for step in tl.range(RUN, num_stages=STAGES):
-                    at = begin + step * BLOCK_K
-                    w = _weights(w_ptr, safe, at, N, BLOCK_K, SPLIT)
-                    x = _rows(inner_ptr, pair, real, at, N, BLOCK_K, SPLIT)
-                    w_scale = _weight_scales(w_scale_ptr, expert, safe, at, N, K, SCHEME)
-                    acc = multiply(w, x, acc, w_scale, x_scale, 1.0, SCHEME, SCHEME == TENSOR, INTERPRET)
-            result = tl.trans(acc) * (weight * scale)[:, None]
-            inside = real[:, None] & (columns < K)[None, :]
-            tl.store(
-                partial_ptr + (pair * SPLIT + part)[:, None] * K + columns[None, :],
-                result.to(partial_ptr.dtype.element_ty),
-                mask=inside,
-            )
-            tl.debug_barrier()
-            token = pair // TOPK
-            arrived = arrived_ptr + token * TILES + tile
-            before = tl.atomic_add(arrived, 1, mask=real, sem="acq_rel", scope="gpu")
-            last = real & (before == TOPK * SPLIT - 1)
-            if tl.max(last.to(tl.int32), 0) > 0:
-                tl.debug_barrier()
-                total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-                summed = last[:, None] & (columns < K)[None, :]
-                for number in tl.static_range(TOPK * SPLIT):
-                    row = partial_ptr + (token * (TOPK * SPLIT) + number)[:, None] * K
-                    total += tl.load(row + columns[None, :], mask=summed, other=0.0, cache_modifier=".cg")
-                tl.store(out_ptr + token[:, None] * K + columns[None, :], total.to(tl.bfloat16), mask=summed)
-                tl.store(arrived, 0, mask=last)
+        plain = count
+        if CROWDED_M > BLOCK_M:
+            # An expert that many tokens chose: its weights are read once for more rows, in fewer stages, so
+            # that the shared memory stays that of the others.
+            plain = tl.where(count > BLOCK_M, 0, count)
+            for first in range(0, count - plain, CROWDED_M):
+                _down_rows(
+                    inner_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, list_ptr, partial_ptr, out_ptr,
+                    arrived_ptr, held, held_scales, hits, ranks, expert, slot, tile, part, columns, safe,
+                    begin, tokens, first, count, scale, N, K, TOPK, EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED,
+                    SPLIT, CROWDED_M, BLOCK_N, BLOCK_K, FEWER, HOLD,
+                )  # fmt: skip
+        for first in range(0, plain, BLOCK_M):
+            _down_rows(
+                inner_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, list_ptr, partial_ptr, out_ptr,
+                arrived_ptr, held, held_scales, hits, ranks, expert, slot, tile, part, columns, safe,
+                begin, tokens, first, count, scale, N, K, TOPK, EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED,
+                SPLIT, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, HOLD,
+            )  # fmt: skip
     # The last block of a slot, and of all slots, leave the counters at zero for the next call.
     tl.debug_barrier()
     if tl.atomic_add(done_ptr + slot, 1, sem="acq_rel", scope="gpu") == TILES * SPLIT - 1:

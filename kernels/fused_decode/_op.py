@@ -29,6 +29,7 @@ def layer_kernel(
     PAIRS: tl.constexpr, ROUTED: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, GATE_UP_N: tl.constexpr, GATE_UP_K: tl.constexpr, GATE_UP_STAGES: tl.constexpr,
     DOWN_N: tl.constexpr, DOWN_K: tl.constexpr, DOWN_STAGES: tl.constexpr, SPLIT: tl.constexpr,
+    CROWDED_M: tl.constexpr,
 ):  # fmt: skip
     """The whole layer (grid: preparing blocks, slots x tiles of N, slots x tiles of K x parts).
 
@@ -65,7 +66,7 @@ def layer_kernel(
             q_ptr if FIRST else x_ptr, q_scale_ptr, x_scale_ptr, w13_ptr, w13_scale_ptr, ids_ptr, slot_ptr,
             slot_ptr + 2 * EXPERTS, inner_scale_ptr, inner_ptr, counter_ptr, done_ptr, block - preparing,
             pairs, preparing, N, K, TOPK, EXPERTS, SCHEME, UP_FIRST, FIRST, QUANTIZED, INTERPRET, PAIRS,
-            ROUTED, BLOCK_M, GATE_UP_N, GATE_UP_K, GATE_UP_STAGES,
+            ROUTED, BLOCK_M, GATE_UP_N, GATE_UP_K, GATE_UP_STAGES, CROWDED_M,
         )  # fmt: skip
     else:
         down(
@@ -73,4 +74,5 @@ def layer_kernel(
             slot_ptr + 2 * EXPERTS, partial_ptr, out_ptr, counter_ptr, done_ptr, done_ptr + slots,
             done_ptr + 2 * slots, block - preparing - slots * TILES, slots, pairs, preparing, N, K, TOPK,
             EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED, TILES, SPLIT, BLOCK_M, DOWN_N, DOWN_K, DOWN_STAGES,
+            CROWDED_M,
         )  # fmt: skip

@@ -155,6 +155,7 @@ def _launch(
             "DOWN_K": candidate.down_block_k,
             "DOWN_STAGES": candidate.down_stages,
             "SPLIT": split,
+            "CROWDED_M": max(candidate.crowded_block_m, candidate.block_m),
             "num_warps": candidate.num_warps,
         },
     )  # fmt: skip

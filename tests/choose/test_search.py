@@ -193,6 +193,32 @@ def test_the_decode_kernel_starts_with_blocks_as_tall_as_an_experts_rows(tokens:
     assert max(searched) <= 2 * tall
 
 
+@pytest.mark.parametrize(
+    ("tokens", "scheme", "crowded"),
+    [
+        (16, "fp8_tensor", {0}),
+        (17, "fp8_tensor", {32}),
+        (128, "fp8_tensor", {32}),
+        (64, "bf16", {32}),
+        (64, "fp8_block128", {0}),
+    ],
+)
+def test_crowded_experts_are_read_for_more_rows_at_a_time(
+    tokens: int, scheme: str, crowded: set[int]
+) -> None:
+    """No choice of the search's: with the uniform routing of a sweep it would be worth nothing."""
+    made = space(tokens, Problem.parse(f"E=128,N=768,K=2048,topk=8,scheme={scheme}"))
+    found = [c for c in (*made.seeds(BASELINE, []), *drawn(made, 200)) if isinstance(c, FusedDecodeCandidate)]
+    assert {c.crowded_block_m for c in found if c.block_m < 32} == crowded
+    assert {c.crowded_block_m for c in found if c.block_m >= 32} <= {0}
+    # What was measured without it is learned from all the same.
+    for candidate in found:
+        assert made.parameters(candidate) is not None
+        assert made.parameters(candidate) == made.parameters(
+            candidate.model_copy(update={"crowded_block_m": 0})
+        )
+
+
 @pytest.mark.parametrize("scheme", ["fp8_tensor", "fp8_channel", "fp8_block128", "bf16"])
 def test_where_experts_have_many_rows_tall_tiles_are_tried_first(scheme: str) -> None:
     problem = Problem.parse(f"E=128,N=768,K=2048,topk=8,scheme={scheme}")

@@ -131,13 +131,15 @@ def sort() -> None:
 def decode(scheme: Scheme) -> None:
     """Print how close `fused_decode` comes: few and many rows an expert, split and unsplit, ragged sizes."""
     weights_module._to_fp8 = interpreters_cast
-    for n, k, tokens, split, routing, first, stages in (
-        (128, 256, 1, 1, "uniform", True, 3),
-        (384, 128, 2, 3, "uniform", False, 3),
-        (384, 128, 3, 2, "uniform", True, 0),
-        (128, 256, 9, 2, "zipf:1", True, 3),
-        (128, 128, 40, 1, "zipf:1", False, 0),
-        (96, 144, 5, 1, "uniform", True, 3),
+    for n, k, tokens, split, routing, first, stages, crowded in (
+        (128, 256, 1, 1, "uniform", True, 3, 0),
+        (384, 128, 2, 3, "uniform", False, 3, 0),
+        (384, 128, 3, 2, "uniform", True, 0, 0),
+        (128, 256, 9, 2, "zipf:1", True, 3, 0),
+        (128, 128, 40, 1, "zipf:1", False, 0, 0),
+        (128, 128, 60, 2, "zipf:1", True, 3, 32),
+        (128, 128, 60, 1, "zipf:1", True, 0, 32),
+        (96, 144, 5, 1, "uniform", True, 3, 32),
     ):
         if scheme is Scheme.FP8_BLOCK128 and n % 128:
             continue
@@ -146,6 +148,7 @@ def decode(scheme: Scheme) -> None:
         inputs = make_inputs(problem, tokens, 2, routing, device="cpu")
         candidate = FusedDecodeCandidate(
             block_m=16,
+            crowded_block_m=crowded,
             gate_up_block_n=64 if n % 64 == 0 else 32,
             gate_up_block_k=128,
             down_block_n=128 if k % 128 == 0 else 64,
@@ -165,6 +168,7 @@ def decode(scheme: Scheme) -> None:
             "tokens": tokens,
             "split": split,
             "held": stages == 0,
+            "crowded": crowded,
             "error": relative_l2(outputs[0], reference_moe(weights, inputs)),
             "same_bits": torch.equal(outputs[0].view(torch.int16), outputs[1].view(torch.int16)),
             "most_rows": int(torch.bincount(inputs.topk_ids.flatten().long()).max()),

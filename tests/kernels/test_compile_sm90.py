@@ -152,6 +152,8 @@ def decode_launches(
         (64, {"quantize_first": True, "down_stages": 6}),
         (64, {"num_warps": 2, "down_split_k": 2}),
         (1, {"down_stages": 0, "down_split_k": 2, "quantize_first": True}),
+        (64, {"crowded_block_m": 32, "quantize_first": True}),
+        (64, {"crowded_block_m": 32, "gate_up_stages": 2, "down_stages": 2}),
     ],
     ids=str,
 )

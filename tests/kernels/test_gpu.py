@@ -78,7 +78,7 @@ def test_fused_triton_matches_reference(
 
 @pytest.mark.parametrize("scheme", [Scheme.BF16, Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128])
 @pytest.mark.parametrize(("experts", "n", "k", "topk"), SHAPES)
-@pytest.mark.parametrize("form", ["plain", "split", "quantized first", "narrow", "held"])
+@pytest.mark.parametrize("form", ["plain", "split", "quantized first", "narrow", "held", "crowded"])
 def test_fused_decode_matches_reference(environment, scheme, experts, n, k, topk, form):
     import torch
 
@@ -126,6 +126,19 @@ def decode_candidate(form: str, n: int) -> FusedDecodeCandidate:
             down_block_n=32,
             down_block_k=128,
             down_stages=0,
+            quantize_first=True,
+        )
+    if form == "crowded":  # experts with more than 8 rows, 32 of them at a time
+        return FusedDecodeCandidate(
+            block_m=8,
+            crowded_block_m=32,
+            gate_up_block_n=32,
+            gate_up_block_k=128,
+            gate_up_stages=4,
+            down_block_n=64,
+            down_block_k=128,
+            down_stages=3,
+            down_split_k=2 if n > 128 else 1,
             quantize_first=True,
         )
     return FusedDecodeCandidate(

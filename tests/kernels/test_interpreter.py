@@ -67,6 +67,8 @@ def test_the_decode_kernel_matches_the_reference(scheme: Scheme) -> None:
     answers = interpret("decode", scheme.value)
     assert {answer["listed"] for answer in answers} == {False, True}
     assert any(answer["most_rows"] > 16 for answer in answers), "an expert with more rows than one block"
+    for held in (False, True):
+        assert any(a["crowded"] and a["most_rows"] > 32 and a["held"] == held for a in answers), held
     assert any(answer["split"] > 1 for answer in answers)
     assert {answer["listed"] for answer in answers if answer["held"]} == {False, True}
     for answer in answers:

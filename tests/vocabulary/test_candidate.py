@@ -71,6 +71,7 @@ def test_digests_and_texts_tell_candidates_apart() -> None:
         FlashinferCutlassCandidate(tuned=False),
         FusedTritonCandidate(gate_up=SMALL, down=LARGE, swap_ab=True),
         FusedTritonCandidate(gate_up=LARGE, down=SMALL),
+        parse_candidate(ONE_OF_EACH[-1].model_dump() | {"crowded_block_m": 32}),
     )
     assert len({c.digest for c in options}) == len(options)
     assert len({str(c) for c in options}) == len(options)
@@ -81,6 +82,8 @@ def test_a_digest_is_the_same_in_every_release() -> None:
     assert TritonCandidate(tile=SMALL).digest == (
         "9fc81bff3f875b2051842d9c450531f38310665899b314e25c6cf7b37dae66a4"
     )
+    # Of a release that had no `crowded_block_m`.
+    assert ONE_OF_EACH[-1].digest == "99716276305b0d7dc2524e3b1d4a8cf688280248739787433b27b87dcde3e670"
 
 
 def test_asking_for_the_digest_changes_neither_equality_nor_data() -> None:

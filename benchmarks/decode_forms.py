@@ -141,7 +141,8 @@ def one_count(
         rows.append(
             {
                 "tokens": tokens, "routing": routing, "form": str(form),
-                "candidate": form.model_dump(mode="json"), "us": pairs.p50_us, "base_us": pairs.baseline_p50_us, "floor_us": round(floor, 2),
+                "candidate": form.model_dump(mode="json"), "us": pairs.p50_us,
+                "base_us": pairs.baseline_p50_us, "floor_us": round(floor, 2),
                 "relative_error": round(error, 5),
             }
         )  # fmt: skip

@@ -232,5 +232,5 @@ def test_where_experts_have_many_rows_tall_tiles_are_tried_first(scheme: str) ->
     for candidate in tall(512):
         assert fits(candidate, problem, H200).ok
         assert made.parameters(candidate) is not None
-    assert len(tall(512)) == 4
+    assert len(tall(512)) == 7
     assert {c.digest for c in tall(8192)} == {c.digest for c in tall(512)}

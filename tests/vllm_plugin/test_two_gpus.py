@@ -64,8 +64,14 @@ def test_two_ranks_with_one_table_route_alike(here: Environment, tmp_path: Path)
 def test_ranks_with_different_tables_serve_as_stock_vllm(here: Environment, tmp_path: Path) -> None:
     one = table(tmp_path, "one", here, tokens=(8, 64), firsts={8: 1})
     other = table(tmp_path, "other", here, tokens=(8,))
+    # Forked workers, which are vLLM's default, have what their parent read: spawned ones read for themselves.
     served = serve(
-        tmp_path, "random_weights,another_table,autotune", ranks=2, AUTOTUNE_TABLE=one, FAULT_TABLE=other
+        tmp_path,
+        "random_weights,another_table,autotune",
+        ranks=2,
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+        AUTOTUNE_TABLE=one,
+        FAULT_TABLE=other,
     )
     assert [len(tokens) for tokens in served.tokens] == [12, 12]
     (line,) = served.saying("fallback on all ranks, vLLM runs unchanged")

@@ -11,8 +11,8 @@ from autotune.vocabulary.problem import Scheme
 _ALONE = {"AUTOTUNE_UNSPECIALIZE": "0", "AUTOTUNE_WARMUP_SECONDS": "0"}
 
 NOT_EXPRESSIBLE = {
-    "swap_ab without its tile": "a table holds Swap-AB with a tile, and vLLM has no switch: the arm takes "
-    "the tiles whose flag differs from vLLM's rule, tile and flag together",
+    "swap_ab without its tile": "a table holds Swap-AB with a tile, and vLLM has no switch: `swap_ab` takes "
+    "the tiles whose flag differs from vLLM's rule, `swap_ab_off` those of `tiles` without it",
     "tiles or the unspecialized kernel under vLLM's own choice of FlashInfer": "they concern Triton: for "
     "fp8_tensor these arms and their reference run with --moe-backend triton",
     "warm-up of vLLM's own tiles": "the warm-up compiles what a table's tiles reach, so it is part of `all` "
@@ -68,6 +68,13 @@ def known_arms(scheme: Scheme) -> dict[str, Arm]:
             {"AUTOTUNE_MODE": "tiles"},
             table="swap_ab",
             **on_triton,
+        ),
+        factor(
+            "swap_ab_off",
+            "the same tiles as the arm tiles, Swap-AB switched off",
+            {"AUTOTUNE_MODE": "tiles"},
+            table="swap_ab_off",
+            **{**on_triton, "against": "tiles"},
         ),
         factor(
             "static",

@@ -12,7 +12,7 @@ from autotune.vocabulary.problem import Scheme
 MIN_ROUNDS = 3
 OWN_VARIABLES = frozenset({"TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "DG_JIT_CACHE_DIR", "AUTOTUNE_CACHE"})
 """Caches of an arm, which the experiment sets."""
-Restriction = Literal["tiles", "swap_ab", "route", "fused_decode", "fused_triton", "nothing"]
+Restriction = Literal["tiles", "swap_ab", "swap_ab_off", "route", "fused_decode", "fused_triton", "nothing"]
 Name = Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")
 
 

@@ -36,6 +36,7 @@ def _route(candidate: Candidate, baseline: Candidate) -> bool:
 RESTRICTIONS: dict[Restriction, Allowed] = {
     "tiles": _tiles,
     "swap_ab": _swap_ab,
+    "swap_ab_off": _tiles,
     "route": _route,
     "fused_decode": lambda candidate, _: candidate.backend == "fused_decode",
     "fused_triton": lambda candidate, _: candidate.backend == "fused_triton",
@@ -48,13 +49,16 @@ def restricted(table: RoutingTable, to: Restriction) -> RoutingTable:
 
     A win needs final measurements and a lower bound above the margin. A route without one keeps its baseline
     as `no_benefit`. Candidates that the table does not hold (each backend's best alone stands in it) cannot
-    come back. Made for experiments: such a table is nothing to publish.
+    come back. `swap_ab_off` has the tiles of `tiles` with Swap-AB switched off, under the figures that they
+    have with it. Made for experiments: such a table is nothing to publish.
 
     Raises:
         UsageError: if nothing would be left, unless nothing is what was asked for.
     """
     allowed = RESTRICTIONS[to]
     routes = tuple(_decided(route, allowed, table.margin) for route in table.routes)
+    if to == "swap_ab_off":
+        routes = tuple(_without_swap_ab(route) for route in routes)
     if to != "nothing" and all(route.verdict is not Verdict.WIN for route in routes):
         raise UsageError(
             f"The table of {table.problem} has no winning route for the arm {to!r}.",
@@ -89,6 +93,13 @@ def _decided(route: Route, allowed: Allowed, margin: float) -> Route:
         evidence=best.evidence,
         alternatives=tuple(a for a in kept if a is not best),
     )
+
+
+def _without_swap_ab(route: Route) -> Route:
+    if route.verdict is not Verdict.WIN or not isinstance(route.winner, TritonCandidate):
+        return route
+    winner = TritonCandidate(tile=route.winner.tile)
+    return route.model_copy(update={"winner": winner, "alternatives": ()})
 
 
 def _without_winner(route: Route, kept: tuple[Alternative, ...]) -> Route:

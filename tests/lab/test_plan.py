@@ -89,9 +89,23 @@ def test_another_candidate_wins_where_the_winner_is_left_out() -> None:
     assert not {"fused_decode", "fused_triton"} & set(winners(table).values())
 
 
+def turned(table: RoutingTable) -> RoutingTable:
+    """The table as if its Triton tiles had won with Swap-AB the other way."""
+    routes = []
+    for route in table.routes:
+        others = [
+            a.model_copy(update={"candidate": TritonCandidate(tile=c.tile, swap_ab=not c.swap_ab)})
+            if isinstance(c := a.candidate, TritonCandidate)
+            else a
+            for a in route.alternatives
+        ]
+        routes.append(route.model_copy(update={"alternatives": tuple(others)}))
+    return table.model_copy(update={"routes": tuple(routes)})
+
+
 @pytest.mark.parametrize(
     ("table", "name", "keeps"),
-    [(TENSOR, "tiles", True), (TENSOR, "swap_ab", False), (BLOCK, "tiles", True)],
+    [(TENSOR, "tiles", True), (turned(TENSOR), "swap_ab", False), (BLOCK, "tiles", True)],
 )
 def test_tiles_keep_vllms_swap_ab_and_swap_ab_breaks_it(
     table: RoutingTable, name: Restriction, keeps: bool
@@ -103,6 +117,32 @@ def test_tiles_keep_vllms_swap_ab_and_swap_ab_breaks_it(
         assert isinstance(tile, TritonCandidate)
         assert (tile.swap_ab == vllm_swaps(tile.tile)) is keeps
     assert covered(found, moved_to_triton=False)
+
+
+@pytest.mark.parametrize("table", [TENSOR, BLOCK])
+def test_no_winning_tile_of_the_starter_tables_breaks_vllms_rule(table: RoutingTable) -> None:
+    with pytest.raises(UsageError, match="no winning route for the arm 'swap_ab'"):
+        restricted(table, "swap_ab")
+
+
+def test_swap_ab_off_is_the_arm_tiles_without_swap_ab() -> None:
+    on, off = restricted(TENSOR, "tiles"), restricted(TENSOR, "swap_ab_off")
+    changed = 0
+    for with_it, without in zip(on.routes, off.routes, strict=True):
+        assert (with_it.first, with_it.last, with_it.verdict) == (
+            without.first,
+            without.last,
+            without.verdict,
+        )
+        if without.verdict is Verdict.WIN:
+            assert isinstance(without.winner, TritonCandidate)
+            assert isinstance(with_it.winner, TritonCandidate)
+            assert without.winner == TritonCandidate(tile=with_it.winner.tile)
+            changed += with_it.winner.swap_ab
+    assert changed >= 5
+    arms = {arm.name: arm for arm in named_arms(["swap_ab_off"], Scheme.FP8_TENSOR)}
+    assert set(arms) == {"stock", "stock-triton", "tiles", "swap_ab_off"}
+    assert arms["swap_ab_off"].against == "tiles"
 
 
 def test_a_restricted_table_is_one_that_the_plugin_reads(tmp_path: Path) -> None:

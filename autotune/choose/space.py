@@ -171,7 +171,7 @@ class Space:
     def _prefill_starts(self) -> list[Candidate]:
         """Tall tiles for experts with many rows, which a search that begins at few tokens reaches late.
 
-        The first is the tile with which vLLM's own kernel won at 4,096 and 8,192 tokens in the recorded sweep
+        The first is the tile with which vLLM's own kernel won at 4,096 and 8,192 tokens in the first sweep
         of Qwen3-30B-A3B per tensor, the last but one what won at 2,048. The others follow from what fits:
         accumulators in 128 registers a thread, of which the first GEMM has two, and one block's pipeline in
         an SM's shared memory.

@@ -60,7 +60,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     )
     sdist = _build(python, "sdist", tree, work / "out")
     with tarfile.open(sdist) as archive:
-        archive.extractall(work / "unpacked", filter="data")
+        # Python 3.11.2, Debian 12's, has no filters.
+        filters: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(work / "unpacked", **filters)
         sdist_files = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     (source,) = (work / "unpacked").iterdir()
     wheel = _build(python, "wheel", source, work / "out")

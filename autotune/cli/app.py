@@ -87,7 +87,12 @@ def run() -> None:
             stream.reconfigure(errors="backslashreplace")
     _register()
     try:
-        app(standalone_mode=True)
+        try:
+            app(standalone_mode=True)
+        finally:
+            # What is still in the buffer must fail here, not while Python exits, which tells nobody in words.
+            if sys.stdout is not None:  # None where the shell closed it
+                sys.stdout.flush()
     except AutotuneError as error:
         _tell(error.message, error.hint)
         sys.exit(error.exit_code)

@@ -105,7 +105,7 @@ class Space:
         """Where the search starts: the baseline's own config, the neighbouring token count's best, and a
         translation of each between the two Triton kernels."""
         found: dict[str, Candidate] = {}
-        starts = [baseline, *neighbours]
+        starts = [baseline, *map(self._here, neighbours)]
         if "fused_decode" in self.tunable:
             starts += self._decode_starts()
         if "fused_triton" in self.tunable and BLOCK_M[-1] in self._block_m:
@@ -115,6 +115,13 @@ class Space:
                 if candidate.backend in self.backends:
                     found.setdefault(candidate.digest, candidate)
         return list(found.values())
+
+    def _here(self, neighbour: Candidate) -> Candidate:
+        """Another token count's best as it would be proposed for this one."""
+        if not isinstance(neighbour, FusedDecodeCandidate):
+            return neighbour
+        fields = neighbour.model_dump() | {"crowded_block_m": self._crowded_m(neighbour.block_m)}
+        return FusedDecodeCandidate.model_validate(fields)
 
     def _decode_starts(self) -> list[Candidate]:
         """The forms that an exploration of `fused_decode` on an H200 found best, from few tokens to many.

@@ -58,7 +58,12 @@ def restricted(table: RoutingTable, to: Restriction) -> RoutingTable:
     allowed = RESTRICTIONS[to]
     routes = tuple(_decided(route, allowed, table.margin) for route in table.routes)
     if to == "swap_ab_off":
-        routes = tuple(_without_swap_ab(route) for route in routes)
+        with_it, routes = routes, tuple(_without_swap_ab(route) for route in routes)
+        if all(old.winner == new.winner for old, new in zip(with_it, routes, strict=True)):
+            raise UsageError(
+                f"The table of {table.problem} has no winning tile with Swap-AB for the arm {to!r}.",
+                "Leave the arm out, or sweep again for a table that has one.",
+            )
     if to != "nothing" and all(route.verdict is not Verdict.WIN for route in routes):
         raise UsageError(
             f"The table of {table.problem} has no winning route for the arm {to!r}.",

@@ -181,6 +181,13 @@ class FusedDecodeCandidate(_CandidateBase):
     down_split_k: int = Field(default=1, ge=1, le=16)
     quantize_first: bool = Field(default=False, description="activations to FP8 once, ahead of the GEMMs")
 
+    def model_post_init(self, context: object) -> None:
+        crowded = self.crowded_block_m
+        if crowded and (crowded <= self.block_m or crowded & (crowded - 1)):
+            raise ValueError(
+                f"crowded_block_m must be 0, or a power of two above block_m={self.block_m}, not {crowded}"
+            )
+
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the later field where it says nothing, so that recorded candidates keep their digests."""

@@ -64,20 +64,23 @@ def compile_variants(
         tasks.put(variant)
     count = min(len(variants), workers or max(1, len(os.sched_getaffinity(0)) - 2))
     crew = [_Worker(tasks, target, result) for _ in range(count)]
-    for worker in crew:
-        worker.start()
     deadline = time.monotonic() + limit_s
-    while alive := [worker for worker in crew if worker.is_alive()]:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            result.timed_out = True
-            break
-        alive[0].join(min(left, 1.0))
-        tell(result.done, len(variants))
-    for worker in crew:
-        worker.stop()
-    for worker in crew:
-        worker.join(5)
+    try:
+        for worker in crew:
+            worker.start()
+        while alive := [worker for worker in crew if worker.is_alive()]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                result.timed_out = True
+                break
+            alive[0].join(min(left, 1.0))
+            tell(result.done, len(variants))
+    finally:  # an interrupt, too, ends what compiles
+        for worker in crew:
+            worker.stop()
+        for worker in crew:
+            if worker.ident is not None:
+                worker.join(5)
     return result
 
 
@@ -119,6 +122,9 @@ class _Worker(threading.Thread):
     def _ask(self, variant: Variant) -> dict[str, Any]:
         if self._process is None:
             self._process = _start(self._target)
+            if self._stopped:  # while it started
+                self._kill()
+                raise OSError("the time is up")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         question = {"kernel": describe_kernel(variant.kernel), "data": variant.data}

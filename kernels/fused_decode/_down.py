@@ -49,7 +49,7 @@ def _weight_scales(
 @triton.jit
 def _down_rows(
     inner_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, list_ptr, partial_ptr, out_ptr, arrived_ptr,
-    held, held_scales, hits, ranks, expert, slot, tile, part, columns, safe, begin, tokens, first, count,
+    held, held_scales, hits, ranks, expert, slot, tile, part, columns, safe, begin, pairs, first, count,
     scale, N: tl.constexpr, K: tl.constexpr, TOPK: tl.constexpr, EXPERTS: tl.constexpr, SCHEME: tl.constexpr,
     INTERPRET: tl.constexpr, PAIRS: tl.constexpr, ROUTED: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
@@ -59,7 +59,7 @@ def _down_rows(
     TILES: tl.constexpr = (K + BLOCK_N - 1) // BLOCK_N
     STEPS: tl.constexpr = (N + BLOCK_K - 1) // BLOCK_K
     RUN: tl.constexpr = (STEPS + SPLIT - 1) // SPLIT
-    pair = pairs_of(list_ptr, hits, ranks, slot, tokens, first, count, PAIRS, ROUTED, BLOCK_M)
+    pair = pairs_of(list_ptr, hits, ranks, slot, pairs, first, count, PAIRS, ROUTED, BLOCK_M)
     pair = pair.to(tl.int64)
     real = first + tl.arange(0, BLOCK_M) < count
     chosen = tl.load(ids_ptr + pair, mask=real, other=0)
@@ -136,7 +136,6 @@ def down(
         else:
             wait_for(counter_ptr + slot, TARGET, INTERPRET)
     expert, count, hits, ranks = rows_of(ids_ptr, slot_ptr, slot, pairs, EXPERTS, PAIRS, ROUTED)
-    tokens = pairs // TOPK
     if count > 0:
         w_ptr += expert * (K * N)
         columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -164,14 +163,14 @@ def down(
                 _down_rows(
                     inner_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, list_ptr, partial_ptr, out_ptr,
                     arrived_ptr, held, held_scales, hits, ranks, expert, slot, tile, part, columns, safe,
-                    begin, tokens, first, count, scale, N, K, TOPK, EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED,
+                    begin, pairs, first, count, scale, N, K, TOPK, EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED,
                     SPLIT, CROWDED_M, BLOCK_N, BLOCK_K, FEWER, HOLD,
                 )  # fmt: skip
         for first in range(0, plain, BLOCK_M):
             _down_rows(
                 inner_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, list_ptr, partial_ptr, out_ptr,
                 arrived_ptr, held, held_scales, hits, ranks, expert, slot, tile, part, columns, safe,
-                begin, tokens, first, count, scale, N, K, TOPK, EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED,
+                begin, pairs, first, count, scale, N, K, TOPK, EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED,
                 SPLIT, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, HOLD,
             )  # fmt: skip
     # The last block of a slot, and of all slots, leave the counters at zero for the next call.

@@ -12,7 +12,7 @@ from autotune.kernels.fused_triton._op import BLOCK128, TENSOR, _to_fp8
 
 @triton.jit
 def _gate_up_rows(
-    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, list_ptr, inner_ptr, hits, ranks, expert, slot, tile, row, tokens,
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, list_ptr, inner_ptr, hits, ranks, expert, slot, tile, row, pairs,
     first, count, static_scale, scale, inner_scale,
     N: tl.constexpr, K: tl.constexpr, TOPK: tl.constexpr, SCHEME: tl.constexpr, QUANTIZED: tl.constexpr,
     INTERPRET: tl.constexpr, PAIRS: tl.constexpr, ROUTED: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -20,7 +20,7 @@ def _gate_up_rows(
 ):  # fmt: skip
     """Rows first..first+BLOCK_M of an expert, for one tile of columns."""
     k = tl.arange(0, BLOCK_K)
-    pair = pairs_of(list_ptr, hits, ranks, slot, tokens, first, count, PAIRS, ROUTED, BLOCK_M)
+    pair = pairs_of(list_ptr, hits, ranks, slot, pairs, first, count, PAIRS, ROUTED, BLOCK_M)
     real = first + tl.arange(0, BLOCK_M) < count
     token = (pair // TOPK).to(tl.int64)
     w_ptrs = w_ptr + row[:, None] * K + k[None, :]
@@ -82,7 +82,6 @@ def gate_up(
     if ROUTED:
         wait_for(ready_ptr, target, INTERPRET)
     expert, count, hits, ranks = rows_of(ids_ptr, slot_ptr, slot, pairs, EXPERTS, PAIRS, ROUTED)
-    tokens = pairs // TOPK
     if count > 0:
         w_ptr += expert * (2 * N * K)
         static_scale = 1.0
@@ -100,13 +99,13 @@ def gate_up(
             for first in range(0, count - plain, CROWDED_M):
                 _gate_up_rows(
                     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, list_ptr, inner_ptr, hits, ranks, expert, slot,
-                    tile, row, tokens, first, count, static_scale, scale, inner_scale, N, K, TOPK, SCHEME,
+                    tile, row, pairs, first, count, static_scale, scale, inner_scale, N, K, TOPK, SCHEME,
                     QUANTIZED, INTERPRET, PAIRS, ROUTED, CROWDED_M, BLOCK_N, BLOCK_K, FEWER,
                 )  # fmt: skip
         for first in range(0, plain, BLOCK_M):
             _gate_up_rows(
                 x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, list_ptr, inner_ptr, hits, ranks, expert, slot,
-                tile, row, tokens, first, count, static_scale, scale, inner_scale, N, K, TOPK, SCHEME,
+                tile, row, pairs, first, count, static_scale, scale, inner_scale, N, K, TOPK, SCHEME,
                 QUANTIZED, INTERPRET, PAIRS, ROUTED, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )  # fmt: skip
         if not ROUTED:

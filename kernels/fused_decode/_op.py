@@ -38,7 +38,7 @@ def layer_kernel(
     every block of the first GEMM quantizes what it reads, unless x is QUANTIZED when it comes in.
 
     inner: scratch [pairs, N], FP8 per tensor, else bf16. partial: scratch [pairs * SPLIT, K], float32 or
-    (SPLIT 1) bf16. slots: scratch int32 [EXPERTS * (2 + tokens)]. counters: int32
+    (SPLIT 1) bf16. slots: scratch int32 [EXPERTS * (2 + pairs)]. counters: int32
     [2 + 2 * slots + tokens * tiles of K], zero before and after.
     """
     tokens = pairs // TOPK
@@ -56,7 +56,7 @@ def layer_kernel(
     done_ptr = counter_ptr + 2
     if block < preparing:
         if ROUTED:
-            route(ids_ptr, block, pairs, tokens, slot_ptr, slot_ptr + 2 * EXPERTS, EXPERTS, BINS, PAIRS)
+            route(ids_ptr, block, pairs, slot_ptr, slot_ptr + 2 * EXPERTS, EXPERTS, BINS, PAIRS)
         if FIRST:
             for chunk in range(block, chunks, preparing):
                 quantize(x_ptr, x_scale_ptr, q_ptr, q_scale_ptr, chunk, tokens, K, SCHEME, WIDTH)

@@ -76,10 +76,12 @@ def wait_for(counter, target, INTERPRET: tl.constexpr):
 
 @triton.jit
 def route(
-    ids_ptr, expert, pairs, tokens, slot_ptr, list_ptr,
+    ids_ptr, expert, pairs, slot_ptr, list_ptr,
     EXPERTS: tl.constexpr, BINS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Write down one expert's slot (expert, rows) and its pairs, in the slot's row of list [slots, tokens].
+    """Write down one expert's slot (expert, rows) and its pairs, in the slot's row of list [slots, pairs].
+
+    Room for all pairs, since a token that no expert here chose sends all of its pairs to expert 0.
 
     Experts with rows take the first slots, in order; the others the rest, with no rows. BINS: a power of two
     above EXPERTS.
@@ -96,7 +98,7 @@ def route(
     slot = tl.where(count > 0, rank, tl.sum(active, 0) + expert - rank)
     tl.store(slot_ptr + 2 * slot, expert)
     tl.store(slot_ptr + 2 * slot + 1, count)
-    tl.store(list_ptr + slot * tokens + tl.cumsum(hits, 0) - 1, lanes, mask=hits > 0)
+    tl.store(list_ptr + slot * pairs + tl.cumsum(hits, 0) - 1, lanes, mask=hits > 0)
 
 
 @triton.jit
@@ -116,14 +118,14 @@ def rows_of(ids_ptr, slot_ptr, slot, pairs, EXPERTS: tl.constexpr, PAIRS: tl.con
 
 @triton.jit
 def pairs_of(
-    list_ptr, hits, ranks, slot, tokens, first, count,
+    list_ptr, hits, ranks, slot, pairs, first, count,
     PAIRS: tl.constexpr, ROUTED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """The pairs of rows first..first+BLOCK_M of a slot; beyond its count, 0."""
     if ROUTED:
         # Asked for before the count is known: one round trip to memory for both.
         row = first + tl.arange(0, BLOCK_M)
-        pair = tl.load(list_ptr + slot * tokens + row, mask=row < tokens, other=0, cache_modifier=".cg")
+        pair = tl.load(list_ptr + slot * pairs + row, mask=row < pairs, other=0, cache_modifier=".cg")
         pair = tl.where(row < count, pair, 0)
     else:
         pair = pick(hits, ranks, first, PAIRS, BLOCK_M)

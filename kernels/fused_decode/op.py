@@ -112,7 +112,7 @@ def _launch(
     device = ids.device
     quantized, scales, listed = inputs.hidden, ids, ids
     if routed:
-        listed = torch.empty((2 + inputs.tokens) * problem.E, dtype=torch.int32, device=device)
+        listed = torch.empty((2 + pairs) * problem.E, dtype=torch.int32, device=device)
     if first:
         quantized = torch.empty(inputs.hidden.shape, dtype=torch.float8_e4m3fn, device=device)
     if first and problem.scheme is Scheme.FP8_BLOCK128:

@@ -335,7 +335,8 @@ def sum_kernel(
 ):
     """out[token, :] = sum over slots of x[token, slot, :], in slot order (grid: tokens, column tiles).
 
-    SPARSE: slots of experts on other ranks (numbers from EXPERTS on) were never written and are left out.
+    SPARSE: slots of experts on other ranks (numbers from EXPERTS on) and of none (-1) were never written and
+    are left out.
     """
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -344,6 +345,7 @@ def sum_kernel(
     for slot in tl.static_range(TOPK):
         mask = inside
         if SPARSE:
-            mask = inside & (tl.load(ids_ptr + token * TOPK + slot) < EXPERTS)
+            expert = tl.load(ids_ptr + token * TOPK + slot)
+            mask = inside & (expert >= 0) & (expert < EXPERTS)
         total += tl.load(x_ptr + (token * TOPK + slot) * K + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * K + columns, total.to(tl.bfloat16), mask=inside)

@@ -211,6 +211,11 @@ def test_crowded_experts_are_read_for_more_rows_at_a_time(
     found = [c for c in (*made.seeds(BASELINE, []), *drawn(made, 200)) if isinstance(c, FusedDecodeCandidate)]
     assert {c.crowded_block_m for c in found if c.block_m < 32} == crowded
     assert {c.crowded_block_m for c in found if c.block_m >= 32} <= {0}
+    # A neighbour's winner is proposed as it would be here.
+    bare = [c.model_copy(update={"crowded_block_m": 0}) for c in found if c.block_m < 32][:3]
+    seeds = [c for c in made.seeds(BASELINE, list(bare)) if isinstance(c, FusedDecodeCandidate)]
+    assert bare
+    assert {c.crowded_block_m for c in seeds if c.block_m < 32} == crowded
     # What was measured without it is learned from all the same.
     for candidate in found:
         assert made.parameters(candidate) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,28 @@ def test_a_process_that_dies_costs_its_variant_only(hopper: Any, monkeypatch: py
     assert set(done.failed) == {first.key}
     assert set(done.seconds) == {second.key}
     assert all(process.poll() is not None for process in started)
+
+
+def test_an_interrupt_ends_what_compiles(hopper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.kernels.ahead import pool
+
+    started: list[Any] = []
+    real = pool._start
+
+    def start(target: Any) -> Any:
+        started.append(real(target))
+        return started[-1]
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "_start", start)
+    variants = list(needed(1, 2, 16, 17).missing.values())
+    with pytest.raises(KeyboardInterrupt):
+        compile_variants(variants, hopper, 120, workers=1, tell=interrupt)
+    assert started
+    assert all(process.poll() is not None for process in started)
+    assert not [thread for thread in threading.enumerate() if thread.name == "autotune-compile"]
 
 
 def test_another_file_of_the_same_name_is_refused(tmp_path: Path) -> None:

@@ -107,6 +107,28 @@ def test_fused_decode_matches_reference(environment, scheme, experts, n, k, topk
             assert torch.equal(output.view(torch.int16), again.view(torch.int16)), tokens
 
 
+@pytest.mark.parametrize("scheme", [Scheme.BF16, Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128])
+@pytest.mark.parametrize("form", ["plain", "narrow", "crowded"])
+def test_padding_of_a_captured_batch_changes_no_real_row(environment, scheme, form):
+    """vLLM may mark padding by -1 in all slots: then one expert has more rows than there are tokens."""
+
+    from autotune.kernels.fused_decode.op import plan
+    from autotune.kernels.launch import run_layer
+    from autotune.kernels.reference import reference_moe, relative_l2
+    from autotune.kernels.weights import make_inputs, make_weights
+
+    problem = Problem(E=16, N=256, K=512, topk=8, scheme=scheme)
+    weights, candidate = make_weights(problem, 1), decode_candidate(form, 256)
+    for real, tokens in ((1, 2), (3, 4), (5, 8), (17, 24), (65, 128)):
+        inputs = make_inputs(problem, tokens, tokens)
+        truth = reference_moe(weights, inputs)[:real]
+        inputs.topk_ids[real:] = -1
+        for _ in range(3):  # what is left over would spoil the next call
+            output = run_layer(plan, weights, inputs, candidate)
+            error = relative_l2(output[:real], truth)
+            assert error < (1e-2 if scheme is Scheme.BF16 else 3e-2), (real, tokens, error)
+
+
 def decode_candidate(form: str, n: int) -> FusedDecodeCandidate:
     if form == "narrow":  # the older tensor-core instruction: too few columns and warps for a warp group
         return FusedDecodeCandidate(

@@ -80,6 +80,7 @@ def test_the_decode_kernel_matches_the_reference(scheme: Scheme) -> None:
     for answer in more:
         assert answer["other_order"], answer
         assert answer["padded"], answer
+        assert answer["real_rows"], answer
         assert answer.get("given_fp8", scheme is not Scheme.FP8_TENSOR), answer
 
 

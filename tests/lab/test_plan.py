@@ -140,6 +140,8 @@ def test_swap_ab_off_is_the_arm_tiles_without_swap_ab() -> None:
             assert without.winner == TritonCandidate(tile=with_it.winner.tile)
             changed += with_it.winner.swap_ab
     assert changed >= 5
+    with pytest.raises(UsageError, match="no winning tile with Swap-AB"):
+        restricted(off, "swap_ab_off")
     arms = {arm.name: arm for arm in named_arms(["swap_ab_off"], Scheme.FP8_TENSOR)}
     assert set(arms) == {"stock", "stock-triton", "tiles", "swap_ab_off"}
     assert arms["swap_ab_off"].against == "tiles"

@@ -86,6 +86,14 @@ def test_a_digest_is_the_same_in_every_release() -> None:
     assert ONE_OF_EACH[-1].digest == "99716276305b0d7dc2524e3b1d4a8cf688280248739787433b27b87dcde3e670"
 
 
+@pytest.mark.parametrize("crowded", [7, 8, 16, 24, 33, 256, -1])
+def test_crowded_rows_are_a_power_of_two_above_a_blocks(crowded: int) -> None:
+    plain = ONE_OF_EACH[-1].model_dump()
+    with pytest.raises(ValidationError, match="crowded_block_m"):
+        parse_candidate(plain | {"crowded_block_m": crowded})
+    assert parse_candidate(plain | {"crowded_block_m": 64}) != ONE_OF_EACH[-1]
+
+
 def test_asking_for_the_digest_changes_neither_equality_nor_data() -> None:
     asked, fresh = TritonCandidate(tile=SMALL), TritonCandidate(tile=SMALL)
     before = asked.model_dump()

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Protocol
 
-from autotune.choose.routes import DEFAULT_MARGIN, PROCESSES, build_table, first_of_range, points_of
+from autotune.choose.ranges import Wanted, range_ends, steps
+from autotune.choose.routes import DEFAULT_MARGIN, PROCESSES, build_table, points_of
 from autotune.choose.space import Space
 from autotune.choose.store import MeasurementStore
 from autotune.choose.study import TokenStudy, relative_time
@@ -31,6 +31,8 @@ ROUND = 8
 NEAR = 1.25
 """A backend's best candidate is re-timed only if screening saw it within this factor of the best of all."""
 FINALISTS = 3
+RANGE_ROUNDS = 4
+"""How often the ends of ranges are looked for again, at most."""
 GIVE_UP_AFTER = 2
 """Token counts at which a candidate may end its process before it is left out at the others."""
 SCREEN_SHARE = 0.5
@@ -46,6 +48,7 @@ class SweepPlan:
         trials: screened candidates per token count, at most.
         backends: only these are tried, and only they and the baseline stand in the table; None: all.
         run: the name of the run to continue; None starts a new one.
+        refine: also measure counts between these where that closes a gap between two routes.
     """
 
     problem: Problem
@@ -58,6 +61,7 @@ class SweepPlan:
     backends: frozenset[BackendName] | None = None
     seed: int = 0
     run: str | None = None
+    refine: bool = False
 
     def tries(self, candidate: Candidate) -> bool:
         """Whether the plan has a candidate's backend."""
@@ -124,7 +128,7 @@ class Sweep:
         self._find_baselines()
         self._screen()
         self._finals()
-        self._neighbours()
+        self._ranges()
         self.result.table = self._table()
         return self.result
 
@@ -288,25 +292,40 @@ class Sweep:
                 chosen[m.candidate.digest] = m.candidate
         return list(chosen.values())
 
-    def _neighbours(self) -> None:
-        """Time each count's winner, and each backend's best, at the count before: a range needs both ends."""
-        points = points_of(self._final_evidence())
-        wanted: dict[int, list[Candidate]] = {}
-        for previous, point in pairwise(points):
-            if previous.tokens not in self._baselines:
-                continue  # on record for this run, but not asked for this time
-            won = point.winner(self.plan.margin)
-            candidates = [won.candidate] if won else []
-            candidates += [s.candidate for s in point.best_of_backends() if s.final]
-            for candidate in candidates:
-                if first_of_range(previous, point, candidate) == point.tokens and (
-                    candidate.digest not in previous.finals and candidate != previous.baseline
-                ):
-                    batch = wanted.setdefault(previous.tokens, [])
-                    if candidate not in batch:
-                        batch.append(candidate)
-        if wanted:
-            self._time_finals("range ends", wanted)
+    def _ranges(self) -> None:
+        """Time what lets a winner's range reach back to the count before it, as long as that finds more.
+
+        What is timed at a range's end may win there, and then needs the count before that.
+        """
+        for _ in range(RANGE_ROUNDS):
+            before = len(self._done)
+            ends = range_ends(points_of(self._final_evidence()), self.plan.margin)
+            # A count may be on record for this run, but not be asked for this time.
+            ends = {tokens: batch for tokens, batch in ends.items() if tokens in self._baselines}
+            if ends:
+                self._time_finals("range ends", ends)
+            found = self._steps() if self.plan.refine else {}
+            if found:
+                self._time_finals("steps between counts", found)
+            if len(self._done) == before:
+                return
+
+    def _steps(self) -> Wanted:
+        """Counts between the plan's that close a gap, with what to time there; each once."""
+        found: Wanted = {}
+        for tokens, batch in steps(points_of(self._final_evidence()), self.plan.margin).items():
+            if tokens in self._baselines or tokens in self.result.skipped:
+                continue
+            try:
+                baseline = self.runner.baseline(self.plan.problem, self.plan.checkpoint, tokens)
+            except NotFoundError:
+                continue  # a recording may not have it
+            self._baselines[tokens] = baseline
+            if self.runner.machine.recording:
+                there = self.runner.recorded(self.plan.problem, tokens, Stage.FINAL) or ()
+                batch = [c for c in there if self.plan.tries(c)]
+            found[tokens] = batch
+        return found
 
     def _time_finals(self, name: str, wanted: dict[int, list[Candidate]]) -> None:
         self.progress.phase(name, PROCESSES * sum(len(batch) for batch in wanted.values()))

@@ -152,6 +152,7 @@ def sweep(
             backends=only,
             seed=seed,
             run=run,
+            refine=not tokens,
         )
         result = _execute(plan, runner, store, console)
     finally:

@@ -281,6 +281,58 @@ def test_no_range_reaches_across_a_count_where_its_candidate_was_seen_losing() -
     assert [r.first for r in build_table(rows, **fields).routes] == [1, 64]  # type: ignore[arg-type]
 
 
+def stepping(candidate: Candidate, tokens: int) -> float:
+    """The baseline is half as fast from 513 tokens on, where tall tiles win; below, short ones do."""
+    if not isinstance(candidate, TritonCandidate) or candidate == BASELINE:
+        return 1.0 if candidate == BASELINE else 0.5
+    tall = candidate.tile.block_m >= 64
+    if tokens <= 512:
+        return 0.8 if tall else 1.2
+    return 1.9 if tall else 1.4
+
+
+def test_a_winner_is_tried_from_just_above_the_count_where_it_loses() -> None:
+    for refine, expected in (
+        (False, [(256, 512), (1024, 1024)]),
+        (True, [(256, 512), (513, 513), (514, 1024)]),
+    ):
+        store, runner = ListStore(), SimulatedRunner(stepping)
+        made = plan((255, 512, 1024), refine=refine)
+        table = Sweep(made, runner, store, Quiet()).execute().table
+        assert table is not None
+        assert [(r.first, r.last) for r in table.routes[1:]] == expected
+        assert max(keys(store).values()) == 1
+        # The recording answers the same: with the count between, and, where it has none, without.
+        rows = list(store.rows.values())
+        replayed = Sweep(
+            replace(made, trials=1000, refine=True), Recorded(rows), ListStore(), Quiet()
+        ).execute()
+        assert replayed.table is not None
+        assert replayed.table.digest == table.digest
+
+
+def test_what_wins_at_a_range_s_end_gets_the_count_before_that_measured_too() -> None:
+    best = triton(16, 64, swap_ab=True)
+
+    def speed(candidate: Candidate, tokens: int) -> float:
+        # Found at 24 tokens only: at 16 the search is made to miss it.
+        return 1.0 if candidate == BASELINE else 1.5 if candidate == best else 0.9
+
+    class Missing(SimulatedRunner):
+        def measure(self, task: Task) -> Iterator[Measurement]:
+            screens = task.stage is Stage.SCREEN and task.tokens < 24
+            left = tuple(c for c in task.candidates if not (screens and c == best))
+            yield from super().measure(replace(task, candidates=left))
+
+    table = Sweep(plan((8, 16, 24), trials=60), Missing(speed), ListStore(), Quiet()).execute().table
+    assert table is not None
+    assert [(r.first, r.last, r.winner) for r in table.routes] == [
+        (8, 8, best),
+        (9, 16, best),
+        (17, 24, best),
+    ]
+
+
 class Clock(SimulatedRunner):
     """A clock of its own: every measurement takes a second."""
 

@@ -1,7 +1,8 @@
 """What a step of vLLM's engine takes on the GPU, stock against the plugin, without a client.
 
     python benchmarks/engine_steps.py [--scheme fp8_tensor] [--layers 12] [--batches 1,8,32,128]
-                                      [--prompt 128] [--prefills 128,2048,8192] [--steps 16] [--routing]
+                                      [--prompt 128] [--prefills 128,2048,8192] [--steps 16] [--later 100]
+                                      [--routing]
                                       [--out FOLDER]
 
 A served token also costs its way from the engine to the client; here nothing but the engine runs. Each arm
@@ -12,8 +13,9 @@ kernels that differ between the arms, per layer, and the kernels that took longe
 GPU's is the host's: launches from Python. The arms are minutes apart, so the figures are for finding causes;
 `autotune lab` measures in turns.
 
-With --routing a third engine, stock and without CUDA graphs, counts how many of a batch's rows each expert
-gets: random weights need not route as uniformly as a sweep's inputs do.
+With --later a batch is measured a second time, that many tokens on: requests that generate alike choose the
+same experts. With --routing a third engine, stock and without CUDA graphs, counts how many of a step's rows
+each expert gets: random weights need not route as uniformly as a sweep's inputs do.
 
 Needs a CUDA GPU and vLLM.
 """
@@ -71,23 +73,32 @@ def engine(given: argparse.Namespace) -> None:
     draw = random.Random(1)
     found = {}
     for batch in given.batches:
-        _fill(model, draw, batch, given.prompt, given.steps)
-        if given.counting:
-            counted.clear()
-            for _ in range(given.steps):
+        _fill(model, draw, batch, given.prompt, given.steps, given.later)
+        for later in (0, given.later) if given.later else (0,):
+            for _ in range(later):
                 model.llm_engine.step()
-            found[f"decode {batch}"] = spread([rows.tolist() for rows in counted], batch)
-        else:
-            found[f"decode {batch}"] = _measured(model.llm_engine.step, given.steps)
+            name = f"decode {batch}" + (f" +{later}" if later else "")
+            if given.counting:
+                counted.clear()
+                for _ in range(given.steps):
+                    model.llm_engine.step()
+                found[name] = spread([rows.tolist() for rows in counted], batch)
+            else:
+                found[name] = _measured(model.llm_engine.step, given.steps)
         while model.llm_engine.has_unfinished_requests():
             model.llm_engine.step()
-    for tokens in () if given.counting else given.prefills:
+    for tokens in given.prefills:
 
         def prefill(tokens: int = tokens) -> None:
             _prefill(model, draw, tokens)
 
         prefill()  # what the first one compiles or tunes is no part of it
-        found[f"prefill {tokens}"] = _measured(prefill, PREFILLS)
+        if given.counting:
+            counted.clear()
+            prefill()
+            found[f"prefill {tokens}"] = spread([rows.tolist() for rows in counted], tokens)
+        else:
+            found[f"prefill {tokens}"] = _measured(prefill, PREFILLS)
     given.answer.write_text(json.dumps(found))
 
 
@@ -172,11 +183,13 @@ def _prefill(model: Any, draw: random.Random, tokens: int) -> None:
         model.llm_engine.step()
 
 
-def _fill(model: Any, draw: random.Random, batch: int, prompt: int, steps: int) -> None:
+def _fill(model: Any, draw: random.Random, batch: int, prompt: int, steps: int, later: int) -> None:
     """A batch of requests, all of them past their prompts."""
     import vllm
 
-    wanted = vllm.SamplingParams(temperature=0, ignore_eos=True, max_tokens=3 * steps + 24)
+    wanted = vllm.SamplingParams(
+        temperature=0, ignore_eos=True, max_tokens=3 * steps + 24 + (later + 2 * steps if later else 0)
+    )
     for number in range(batch):
         tokens = [draw.randrange(1000, 150_000) for _ in range(prompt)]
         model.llm_engine.add_request(f"{batch}-{number}", {"prompt_token_ids": tokens}, wanted)
@@ -226,13 +239,13 @@ def run(arm: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def report(arms: dict[str, dict[str, Any]], layers: int) -> str:
     """The arms side by side, and the kernels that took longest."""
-    lines = [f"{'step':>13}" + "".join(f"{arm + ' step us':>16}{arm + ' GPU us':>16}" for arm in arms)]
+    lines = [f"{'step':>17}" + "".join(f"{arm + ' step us':>16}{arm + ' GPU us':>16}" for arm in arms)]
     lines[0] += f"{'differing kernels, us a layer':>38}"
     steps = list(next(iter(arms.values())))
     for step in steps:
         cells = "".join(f"{found[step]['step_us']:>16}{found[step]['gpu_us']:>16}" for found in arms.values())
         apart = "  against  ".join(f"{us:.1f}" for us in _differing(arms, step, layers))
-        lines.append(f"{step:>13}{cells}{apart:>38}")
+        lines.append(f"{step:>17}{cells}{apart:>38}")
     for arm, found in arms.items():
         for step in steps:
             lines.append(f"\n{arm}, {step}: microseconds a step")
@@ -280,6 +293,7 @@ def main() -> int:
         help="tokens of each prefill; '' for none",
     )
     parser.add_argument("--steps", type=_number(400), default=16, help="decode steps timed, then profiled")
+    parser.add_argument("--later", type=_number(1500), default=0, help="measure again so many tokens on")
     parser.add_argument("--routing", action="store_true", help="count the rows of each expert, too")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of engine_steps.json")
     parser.add_argument("--engine", dest="model", type=Path, help=argparse.SUPPRESS)
@@ -320,7 +334,7 @@ def compare(given: argparse.Namespace) -> None:
         kept = {
             "environment": environment.model_dump(mode="json"), "driver": driver_version(), "arms": arms,
             "scheme": given.scheme, "layers": given.layers, "prompt": given.prompt, "steps": given.steps,
-            "prefills": given.prefills, "routing": {},
+            "prefills": given.prefills, "later": given.later, "routing": {},
         }  # fmt: skip
         file = given.out / "engine_steps.json"
         file.write_text(json.dumps(kept, indent=1) + "\n")  # the third engine may fail

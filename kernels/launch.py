@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from triton.runtime.jit import JITFunction
@@ -26,21 +26,28 @@ class Launch:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
-    def run(self) -> None:
+    def run(self) -> Callable[..., Any] | None:
         """Launch; from the second time on without Triton's look-up, most of what a launch costs on the host.
 
         On one H200's host it was two fifths of the layer's time in a prefill of 1,500 tokens
         (benchmarks/results/2026-11-30-prefill-profile, under cProfile).
+
+        Returns:
+            the compiled kernel on this grid, which takes arguments of the same types and addresses that 16
+            divides, and `constants`; None where that is not all that decides which kernel it is.
         """
         key = self._key()
         compiled = _compiled.get(key)
+        x, y, z = (*self.grid, 1, 1)[:3]
         if compiled is None:
             compiled = self.kernel[self.grid](*self.arguments, **self.options)
-            if key is not None:
-                _compiled[key] = compiled
-            return
-        x, y, z = (*self.grid, 1, 1)[:3]
-        compiled[x, y, z](*self.arguments, *self.constants())
+            if key is None or compiled is None:  # None where it is only collected, to be compiled later
+                return None
+            _compiled[key] = compiled
+            return cast(Callable[..., Any], compiled[x, y, z])
+        runner: Callable[..., Any] = compiled[x, y, z]
+        runner(*self.arguments, *self.constants())
+        return runner
 
     def compile(self) -> None:
         """Compile without running anything on the GPU (or find the result in Triton's cache)."""

@@ -73,15 +73,17 @@ def unfilled(problem: Problem, tokens: int) -> tuple[MoeWeights, LayerInputs]:
         }
         return torch.empty(shapes[problem.scheme], device="cpu") if fp8 else None
 
-    static = torch.empty((), device="cpu") if problem.scheme is Scheme.FP8_TENSOR else None
+    def static() -> torch.Tensor | None:
+        return torch.empty((), device="cpu") if problem.scheme is Scheme.FP8_TENSOR else None
+
     weights = MoeWeights(
         problem,
         torch.empty(problem.E, problem.gate_up_rows, problem.K, dtype=dtype, device="cpu"),
         torch.empty(problem.E, problem.K, problem.N, dtype=dtype, device="cpu"),
         scale(problem.gate_up_rows, problem.K),
         scale(problem.K, problem.N),
-        static,
-        static,
+        static(),
+        static(),
     )
     inputs = LayerInputs(
         torch.empty(tokens, problem.K, dtype=torch.bfloat16, device="cpu"),

@@ -176,6 +176,39 @@ def decode_candidate(form: str, n: int) -> FusedDecodeCandidate:
     )
 
 
+@pytest.mark.parametrize("scheme", list(Scheme))
+def test_a_call_laid_out_before_gives_the_bits_of_one_laid_out_anew(environment, scheme):
+    """For another layer and other inputs, at once and from a CUDA graph."""
+    import torch
+
+    from autotune.kernels.fused_triton.op import plan
+    from autotune.kernels.launch import run_layer
+    from autotune.kernels.prepared import prepare
+    from autotune.kernels.weights import make_inputs, make_weights
+
+    problem = Problem(E=16, N=256, K=512, topk=4, scheme=scheme)
+    candidate = fused(16, 64, 64, 128, False)
+    layers = [make_weights(problem, seed) for seed in (1, 2)]
+    for tokens in (3, 700):
+        first = make_inputs(problem, tokens, 1)
+        output = torch.empty_like(first.hidden)
+        launches = plan(layers[0], first, candidate, output)
+        ready = prepare(launches, [launch.run() for launch in launches], layers[0], first, output)
+        assert ready is not None
+        graph = torch.cuda.CUDAGraph()
+        second = make_inputs(problem, tokens, 2)
+        for weights, inputs in ((layers[0], first), (layers[1], second)):
+            wanted = run_layer(plan, weights, inputs, candidate)
+            got = torch.full_like(wanted, float("nan"))
+            assert ready.run(weights, inputs, got)
+            assert torch.equal(got.view(torch.int16), wanted.view(torch.int16)), tokens
+        captured = torch.full_like(wanted, float("nan"))
+        with torch.cuda.graph(graph):
+            assert ready.run(layers[1], second, captured)
+        graph.replay()
+        assert torch.equal(captured.view(torch.int16), wanted.view(torch.int16)), tokens
+
+
 def test_fused_triton_skips_other_ranks(environment):
     from autotune.kernels.fused_triton.op import plan
     from autotune.kernels.launch import run_layer

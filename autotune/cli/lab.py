@@ -119,6 +119,14 @@ def run(
     point_limit: Annotated[
         float, typer.Option("--point-limit", min=1, help="Seconds for one measurement.")
     ] = 1800.0,
+    outputs: Annotated[
+        bool,
+        typer.Option(
+            "--outputs",
+            help="When all is measured, also compare greedy outputs, as `autotune lab outputs` does, with the "
+            "servers that stay resident.",
+        ),
+    ] = False,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -146,6 +154,7 @@ def run(
     import sys
 
     from autotune.cli.lab_plan import read_plan, require_model, starter_table
+    from autotune.lab.outputs import Asked
     from autotune.lab.results import Folder
     from autotune.lab.running import Options, check_arms, run_plan
     from autotune.lab.tables import read_table
@@ -171,6 +180,7 @@ def run(
     options = Options(
         port=port, at_once=start_at_once, start_limit_s=start_limit, point_limit_s=point_limit,
         table=file if made.table else None, model=model.resolve() if model else None,
+        outputs=Asked() if outputs else None,
     )  # fmt: skip
     run_plan(made, Folder(out), options, lambda text: typer.echo(text, err=True))
     typer.echo(f"done: autotune lab report {out}", err=True)

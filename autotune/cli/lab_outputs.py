@@ -45,8 +45,8 @@ def outputs(
     import sys
 
     from autotune.cli.lab_plan import require_model, starter_table
-    from autotune.lab.outputs import compare, make_prompts
-    from autotune.lab.results import Folder, write_json
+    from autotune.lab.outputs import Asked
+    from autotune.lab.results import Folder
     from autotune.lab.running import Options, greedy_outputs
     from autotune.vocabulary.errors import UsageError
 
@@ -60,15 +60,9 @@ def outputs(
     options = Options(
         port=port, start_limit_s=start_limit, table=file, model=model.resolve() if model else None
     )
-    asked = make_prompts(prompts, shortest, longest, plan.seed)
-    found = greedy_outputs(plan, kept, options, asked, tokens, lambda text: typer.echo(text, err=True))
-    compared = [
-        compare(arm.name, arm.against, found[arm.name], found[arm.against], tolerance)
-        for arm in plan.arms
-        if arm.against is not None
-    ]
+    asked = Asked(prompts, shortest, longest, tokens, tolerance)
+    compared = greedy_outputs(plan, kept, options, asked, lambda text: typer.echo(text, err=True))
     data = [difference.to_json_data() for difference in compared]
-    write_json(kept.path / "outputs.json", data)
     for difference in compared:
         typer.echo(str(difference), err=as_json)
     if as_json:

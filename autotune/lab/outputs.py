@@ -11,13 +11,31 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.lab.hosting import Host
-from autotune.lab.plan import Arm
+from autotune.lab.plan import Arm, Plan
+from autotune.lab.results import Folder, write_json
 from autotune.vocabulary.errors import AutotuneError
 
 VOCABULARY = 151936
 TOLERANCE = 0.1
 """Largest difference of a chosen token's log probability, nats. FP8 backends sum in other orders, and each
 of 48 layers quantizes what the one before it gave; what a change of backend does was not measured."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `compare_outputs` asks every arm.
+
+    Args:
+        prompts: how many.
+        shortest, longest: their words, one token each.
+        tokens: new tokens of each.
+    """
+
+    prompts: int = 16
+    shortest: int = 32
+    longest: int = 1024
+    tokens: int = 64
+    tolerance: float = TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -152,3 +170,22 @@ def collect(
         tell(f"{arm.name}: {len(completions)} completions")
         host.stop(arm)
     return found
+
+
+def compare_outputs(
+    host: Host, plan: Plan, folder: Folder, asked: Asked, tell: Callable[[str], None]
+) -> list[Difference]:
+    """Ask all arms, compare each with its reference, and keep what came out in the folder's `outputs.json`.
+
+    Raises:
+        AutotuneError: if a server fails; then nothing is kept.
+    """
+    prompts = make_prompts(asked.prompts, asked.shortest, asked.longest, plan.seed)
+    found = collect(host, plan.arms, prompts, asked.tokens, tell)
+    compared = [
+        compare(arm.name, arm.against, found[arm.name], found[arm.against], asked.tolerance)
+        for arm in plan.arms
+        if arm.against is not None
+    ]
+    write_json(folder.outputs, [difference.to_json_data() for difference in compared])
+    return compared

@@ -86,6 +86,11 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def outputs(self) -> Path:
+        """Where the comparison of greedy outputs is kept, once it was made."""
+        return self.path / "outputs.json"
+
     def open(self, plan: Plan) -> None:
         """Take the folder for a plan.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from autotune.lab.client import BenchClient, bench_arguments, client
 from autotune.lab.hosting import Host, Hosted
 from autotune.lab.machine import Place, this_place
 from autotune.lab.model import MODEL_NAMES, write_model
-from autotune.lab.outputs import Greedy, collect
+from autotune.lab.outputs import Asked, Difference, compare_outputs
 from autotune.lab.plan import Arm, Plan, Point
 from autotune.lab.results import Folder, Result
 from autotune.lab.tables import read_table, restricted
@@ -36,6 +36,7 @@ class Options:
         point_limit_s: seconds for one measurement.
         table: file of the routing table.
         model: folder of a model that is served as it is; None writes the one of the plan.
+        outputs: when all is measured, compare greedy outputs, too, while the servers are there.
     """
 
     port: int = 8123
@@ -44,6 +45,7 @@ class Options:
     point_limit_s: float = 1800.0
     table: Path | None = None
     model: Path | None = None
+    outputs: Asked | None = None
 
 
 def run_plan(plan: Plan, folder: Folder, options: Options, tell: Callable[[str], None]) -> int:
@@ -68,23 +70,23 @@ def run_plan(plan: Plan, folder: Folder, options: Options, tell: Callable[[str],
         tasks = missing(plan, folder, place)
         total = len(plan.arms) * len(plan.points) * plan.rounds
         tell(f"{total - len(tasks)} of {total} measurements are there; {place}")
-        if not tasks:
+        asked = None if folder.outputs.exists() else options.outputs
+        if not tasks and asked is None:
             return 0
-        host = _host(plan, folder, options, place, tell)
-        with host, client(folder.path / "logs" / "client.log") as bench:
-            _Run(plan, folder, options, host, bench, place, tell, total).measure(tasks)
+        with _host(plan, folder, options, place, tell) as host:
+            if tasks:
+                with client(folder.path / "logs" / "client.log") as bench:
+                    _Run(plan, folder, options, host, bench, place, tell, total).measure(tasks)
+            if asked is not None:
+                for difference in compare_outputs(host, plan, folder, asked, tell):
+                    tell(str(difference))
     return len(tasks)
 
 
 def greedy_outputs(
-    plan: Plan,
-    folder: Folder,
-    options: Options,
-    prompts: Sequence[str],
-    tokens: int,
-    tell: Callable[[str], None],
-) -> dict[str, list[Greedy]]:
-    """Greedy completions of every arm, by its name; servers one at a time, one request at a time.
+    plan: Plan, folder: Folder, options: Options, asked: Asked, tell: Callable[[str], None]
+) -> list[Difference]:
+    """Greedy outputs of every arm against its reference's; servers one at a time, one request at a time.
 
     Raises:
         ConflictError: for a folder or port that is taken.
@@ -99,7 +101,7 @@ def greedy_outputs(
         with _host(alone, folder, options, place, tell) as host:
             # They differ in what memory they get from those that are measured.
             host.keep_starts = False
-            return collect(host, alone.arms, prompts, tokens, tell)
+            return compare_outputs(host, alone, folder, asked, tell)
 
 
 def check_arms(plan: Plan, table: RoutingTable | None) -> None:
@@ -124,6 +126,11 @@ def check_arms(plan: Plan, table: RoutingTable | None) -> None:
 
 
 def _check(plan: Plan, options: Options) -> None:
+    if options.outputs is not None and plan.servers != "together":
+        raise UsageError(
+            "--outputs asks the servers that stay resident, and here they start one at a time.",
+            "Run `autotune lab outputs` on the folder afterwards.",
+        )
     check_arms(plan, None if options.table is None else read_table(options.table))
     if plan.scheme not in MODEL_NAMES:
         raise UsageError(f"There is no model for {plan.scheme}.", f"Known: {', '.join(MODEL_NAMES)}.")

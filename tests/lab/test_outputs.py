@@ -70,6 +70,24 @@ def test_the_command_compares_served_completions(
     assert "tokens differ" in text
 
 
+def test_a_run_compares_outputs_while_its_servers_are_there(model: Path, tmp_path: Path) -> None:
+    starts = {name: tmp_path / f"{name}.count" for name in ("stock", "fast")}
+    envs = [{"STAND_IN_COUNT": str(file)} for file in starts.values()]
+    plan = stand_in_plan(envs[0], {**envs[1], "STAND_IN_SHIFT": "0.2"}, points=stand_in_plan().points[:1])
+    lab = Lab(tmp_path, model, plan)
+    said = lab.do_both("run", "--outputs")
+    assert "beyond the tolerance of 0.1" in said
+    assert said.count("starting fast") == 1
+    (kept,) = json.loads((lab.folder / "outputs.json").read_text())
+    assert (kept["prompts"], kept["tokens"], kept["largest"]) == (16, 1024, pytest.approx(0.2))
+    asked = [file.read_text() for file in starts.values()]
+    assert "starting" not in lab.do_both("run", "--outputs")  # there is nothing left to do
+    assert [file.read_text() for file in starts.values()] == asked
+    one = {**plan.model_dump(), "servers": "one at a time"}
+    lab.plan_file.write_text(json.dumps(one))
+    assert "Run `autotune lab outputs`" in lab.do("run", "--outputs", fails=True)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("tokenizers") is not None, reason="the model can be written")
 def test_a_folder_stays_as_it_was_where_no_model_can_be_written(tmp_path: Path) -> None:
     recorded = next((ROOT / "benchmarks" / "results").glob("*-serve-fp8_tensor"))

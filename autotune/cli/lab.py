@@ -123,7 +123,7 @@ def run(
         bool,
         typer.Option(
             "--outputs",
-            help="When all is measured, also compare greedy outputs, as `autotune lab outputs` does, with the "
+            help="When all is measured, also compare greedy outputs, as `autotune lab outputs` does, of the "
             "servers that stay resident.",
         ),
     ] = False,

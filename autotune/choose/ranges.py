@@ -20,6 +20,8 @@ def range_ends(points: Sequence[Point], margin: float) -> Wanted:
     """
     wanted: Wanted = {}
     for previous, point in pairwise(points):
+        if point.tokens - previous.tokens < 2:
+            continue  # nothing lies between them
         for candidate in _of(point, margin):
             if first_of_range(previous, point, candidate) == point.tokens and (
                 candidate.digest not in previous.finals and candidate != previous.baseline

@@ -31,8 +31,6 @@ ROUND = 8
 NEAR = 1.25
 """A backend's best candidate is re-timed only if screening saw it within this factor of the best of all."""
 FINALISTS = 3
-RANGE_ROUNDS = 4
-"""How often the ends of ranges are looked for again, at most."""
 GIVE_UP_AFTER = 2
 """Token counts at which a candidate may end its process before it is left out at the others."""
 SCREEN_SHARE = 0.5
@@ -293,12 +291,14 @@ class Sweep:
         return list(chosen.values())
 
     def _ranges(self) -> None:
-        """Time what lets a winner's range reach back to the count before it, as long as that finds more.
+        """Time what lets a winner's range reach back to the count before it, until that finds no more.
 
-        What is timed at a range's end may win there, and then needs the count before that.
+        What is timed at a range's end may win there, and then needs the count before that. There are only so
+        many counts and finalists, so it ends; and as it ends where nothing is missing, a resumed run adds
+        nothing.
         """
-        for _ in range(RANGE_ROUNDS):
-            before = len(self._done)
+        while True:
+            before = len(self._done), len(self._baselines)
             ends = range_ends(points_of(self._final_evidence()), self.plan.margin)
             # A count may be on record for this run, but not be asked for this time.
             ends = {tokens: batch for tokens, batch in ends.items() if tokens in self._baselines}
@@ -307,25 +307,41 @@ class Sweep:
             found = self._steps() if self.plan.refine else {}
             if found:
                 self._time_finals("steps between counts", found)
-            if len(self._done) == before:
+            if (len(self._done), len(self._baselines)) == before:
                 return
 
     def _steps(self) -> Wanted:
-        """Counts between the plan's that close a gap, with what to time there; each once."""
+        """Counts just above the plan's that close a gap, with what this run still lacks there."""
         found: Wanted = {}
-        for tokens, batch in steps(points_of(self._final_evidence()), self.plan.margin).items():
-            if tokens in self._baselines or tokens in self.result.skipped:
+        for tokens, batch in self._step_counts().items():
+            if tokens in self.result.skipped:
                 continue
-            try:
-                baseline = self.runner.baseline(self.plan.problem, self.plan.checkpoint, tokens)
-            except NotFoundError:
-                continue  # a recording may not have it
-            self._baselines[tokens] = baseline
-            if self.runner.machine.recording:
-                there = self.runner.recorded(self.plan.problem, tokens, Stage.FINAL) or ()
-                batch = [c for c in there if self.plan.tries(c)]
-            found[tokens] = batch
+            if tokens not in self._baselines:
+                try:
+                    baseline = self.runner.baseline(self.plan.problem, self.plan.checkpoint, tokens)
+                except NotFoundError:
+                    continue  # a recording may not have it
+                self._baselines[tokens] = baseline
+            missing = [c for c in batch if not self._has_finals(tokens, c)]
+            if missing:
+                found[tokens] = missing
         return found
+
+    def _step_counts(self) -> Wanted:
+        plan = self.plan
+        if self.runner.machine.recording:
+            # All that was recorded, whatever the margin: as with the finals of the plan's own counts.
+            above = {tokens + 1 for tokens in plan.tokens} - set(plan.tokens)
+            there = {t: self.runner.recorded(plan.problem, t, Stage.FINAL) or () for t in sorted(above)}
+            return {t: [c for c in batch if plan.tries(c)] for t, batch in there.items() if batch}
+        # Between the plan's counts alone: a count that was added is no reason to add the next one.
+        points = [p for p in points_of(self._final_evidence()) if p.tokens in plan.tokens]
+        return steps(points, plan.margin)
+
+    def _has_finals(self, tokens: int, candidate: Candidate) -> bool:
+        return all(
+            (tokens, candidate.digest, Stage.FINAL, process) in self._done for process in range(PROCESSES)
+        )
 
     def _time_finals(self, name: str, wanted: dict[int, list[Candidate]]) -> None:
         self.progress.phase(name, PROCESSES * sum(len(batch) for batch in wanted.values()))

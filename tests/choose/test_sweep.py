@@ -311,6 +311,59 @@ def test_a_winner_is_tried_from_just_above_the_count_where_it_loses() -> None:
         assert replayed.table.digest == table.digest
 
 
+def crossing(candidate: Candidate, tokens: int) -> float:
+    """Short tiles win below 700 tokens, tall ones from there on: no step of the baseline."""
+    if not isinstance(candidate, TritonCandidate) or candidate == BASELINE:
+        return 1.0 if candidate == BASELINE else 0.7
+    tall = candidate.tile.block_m >= 64
+    return 1.2 if tall == (tokens >= 700) else 0.8
+
+
+def test_a_count_that_was_added_is_no_reason_to_add_the_next() -> None:
+    store, made = ListStore(), plan((256, 512, 1024), refine=True)
+    first = Sweep(made, SimulatedRunner(crossing), store, Quiet())
+    table = first.execute().table
+    assert table is not None
+    assert {m.tokens for m in store.rows.values()} == {256, 512, 513, 1024}
+    again = Sweep(replace(made, run=first.run), SimulatedRunner(crossing), store, Quiet()).execute()
+    assert again.new == 0
+    assert again.table is not None
+    assert again.table.digest == table.digest
+
+
+def test_a_sweep_interrupted_between_the_plan_s_counts_is_completed() -> None:
+    whole, made = ListStore(), plan((256, 512, 1024), refine=True, run="20261130T000000Z-aaaaaa")
+    table = Sweep(made, SimulatedRunner(stepping), whole, Quiet()).execute().table
+    assert table is not None
+    order = [m.tokens for m in whole.rows.values()]
+    for after in range(order.index(513), len(order)):
+        store, runner = ListStore(), Interrupting(stepping)
+        runner.left = after
+        with pytest.raises(KeyboardInterrupt):
+            Sweep(made, runner, store, Quiet()).execute()
+        resumed = Sweep(made, SimulatedRunner(stepping), store, Quiet()).execute()
+        assert resumed.new == len(order) - after
+        assert keys(store) == keys(whole)
+        assert resumed.table is not None
+        assert resumed.table.digest == table.digest
+
+
+def test_a_recording_s_counts_between_do_not_depend_on_the_margin_or_the_database() -> None:
+    store, made = ListStore(), plan((256, 512, 1024), refine=True)
+    Sweep(made, SimulatedRunner(stepping), store, Quiet()).execute()
+    recorded = Recorded(list(store.rows.values()))
+    used = ListStore()
+    Sweep(replace(made, trials=1000), recorded, used, Quiet()).execute()
+    for margin in (0.05, 0.95):
+        asked = replace(made, trials=1000, margin=margin)
+        digests = set()
+        for kept in (ListStore(), used):
+            table = Sweep(asked, recorded, kept, Quiet()).execute().table
+            assert table is not None
+            digests.add(table.digest)
+        assert len(digests) == 1, margin
+
+
 def test_what_wins_at_a_range_s_end_gets_the_count_before_that_measured_too() -> None:
     best = triton(16, 64, swap_ab=True)
 

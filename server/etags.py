@@ -13,13 +13,11 @@ def tagged_json(request: Request, body: Any, digest: str, headers: dict[str, str
     tag = f'"{digest}"'
     # Clients ask again each time, which costs little, and never act on an old table unknowingly.
     sent = {"ETag": tag, "Cache-Control": "no-cache", **(headers or {})}
-    if _matches(request.headers.get("if-none-match"), tag):
+    if _matches(request.headers.getlist("if-none-match"), tag):
         return Response(status_code=304, headers=sent)
     return Response(json.dumps(body, ensure_ascii=False), media_type="application/json", headers=sent)
 
 
-def _matches(header: str | None, tag: str) -> bool:
-    if header is None:
-        return False
-    listed = [item.strip().removeprefix("W/") for item in header.split(",")]
+def _matches(headers: list[str], tag: str) -> bool:
+    listed = [item.strip().removeprefix("W/") for header in headers for item in header.split(",")]
     return tag in listed or "*" in listed

@@ -30,7 +30,7 @@ def starter_table(scheme: str) -> Path:
 
 def _scheme(text: str) -> Scheme:
     if text not in {str(known) for known in MODEL_NAMES}:
-        raise UnknownNameError("scheme", text, map(str, MODEL_NAMES))
+        raise UnknownNameError("scheme", str(text), map(str, MODEL_NAMES))
     return Scheme(text)
 
 

@@ -42,6 +42,10 @@ def report(
     from autotune.lab.results import Folder
 
     found = make_report(Folder(folder), margin)
+    for file in found.unusable:
+        typer.echo(
+            f"warning: {file} is no result of this plan at that place, and counts as missing", err=True
+        )
     if plot is not None:
         from autotune.cli.lab_plot import draw
 

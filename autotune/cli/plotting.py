@@ -52,10 +52,13 @@ def plot(
 
     Example: autotune table plot --gpu h200 --model qwen-moe-fp8 --out layer.svg
     """
+    from autotune.cli.routing import tell_reasons
     from autotune.cli.routing_sources import Sources, one_table, read_source, wanted
 
     want = wanted(gpu, model, shape, tp, ep, checkpoint)
-    published = one_table(read_source(want, Sources(table, url, db, channel)), want)
+    snapshot = read_source(want, Sources(table, url, db, channel))
+    tell_reasons(snapshot)
+    published = one_table(snapshot, want)
     assert published.table is not None
     draw(published.table, out)
     typer.echo(f"{out}: table {published.table.digest[:12]}", err=True)

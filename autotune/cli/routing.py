@@ -81,7 +81,7 @@ def route(
         raise UsageError(f"--tokens must be at least 1, not {tokens}.", "Give the rows entering the layer.")
     want = wanted(gpu, model, shape, tp, ep, checkpoint)
     snapshot = read_source(want, Sources(table, url, db, channel))
-    _report(snapshot)
+    tell_reasons(snapshot)
     assert want.problem is not None
     profile = TrafficProfile.concurrency(concurrency) if concurrency else None
     query = Query(want.problem, gpu=want.gpu, checkpoint=want.checkpoint, profile=profile)
@@ -113,7 +113,7 @@ def show(
 
     want = wanted(gpu, model, shape, tp, ep, checkpoint)
     snapshot = read_source(want, Sources(table, url, db, channel))
-    _report(snapshot)
+    tell_reasons(snapshot)
     published = one_table(snapshot, want)
     if as_json:
         from autotune.choose.floor import floor_data
@@ -154,7 +154,7 @@ def export(
         raise UnknownNameError("format", output_format, ("json", "vllm"))
     want = wanted(gpu, model, shape, tp, ep, checkpoint, required=output_format == "json")
     snapshot = read_source(want, Sources(table, url, db, channel))
-    _report(snapshot)
+    tell_reasons(snapshot)
     if output_format == "json":
         text = json.dumps(one_table(snapshot, want).table.to_json_data(), indent=2) + "\n"
         if out is None:
@@ -246,6 +246,7 @@ def _write(path: Path, text: str) -> None:
     typer.echo(f"wrote {path}", err=True)
 
 
-def _report(snapshot: Snapshot) -> None:
+def tell_reasons(snapshot: Snapshot) -> None:
+    """Say, beside the answer, what was wrong with the sources asked."""
     for sentence in snapshot.reasons:
         typer.echo(f"warning: {sentence}", err=True)

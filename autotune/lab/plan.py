@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.problem import Scheme
 
-MIN_ROUNDS = 3
+MIN_ROUNDS, MAX_ROUNDS = 3, 1000
 OWN_VARIABLES = frozenset({"TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "DG_JIT_CACHE_DIR", "AUTOTUNE_CACHE"})
 """Caches of an arm, which the experiment sets."""
 Restriction = Literal["tiles", "swap_ab", "swap_ab_off", "route", "fused_decode", "fused_triton", "nothing"]
@@ -98,7 +98,7 @@ class Plan(_Frozen):
     layers: int = Field(gt=0, le=48)
     arms: tuple[Arm, ...] = Field(min_length=2)
     points: tuple[Point, ...] = Field(min_length=1)
-    rounds: int = Field(default=MIN_ROUNDS, ge=MIN_ROUNDS)
+    rounds: int = Field(default=MIN_ROUNDS, ge=MIN_ROUNDS, le=MAX_ROUNDS)
     seed: int = 1
     servers: Literal["together", "one at a time"] = "together"
     cache: Literal["warm", "cold"] = "warm"
@@ -145,4 +145,22 @@ class Plan(_Frozen):
             raise ValueError(f"{', '.join(shared)}: every arm has its own, under the experiment's folder")
         if self.cache == "cold" and self.servers == "together":
             raise ValueError("with a cold cache servers start one at a time")
+        for arm in self.arms:
+            if arm.table is not None and not arm.plugin:
+                raise ValueError(f"arm {arm.name} has a table and no plugin that would read it")
+        self._can_be_started()
         return self
+
+    def _can_be_started(self) -> None:
+        """What no process can be given.
+
+        Raises:
+            ValueError: naming it.
+        """
+        for env in (self.env, *(arm.env for arm in self.arms)):
+            for name, value in env.items():
+                if not name or "=" in name or "\0" in name + value:
+                    raise ValueError(f"{name!r} = {value!r} is no environment variable")
+        words = [*self.server, *(word for arm in self.arms for word in arm.serve_args)]
+        if any("\0" in word for word in words) or (self.server and not self.server[0].strip()):
+            raise ValueError("the command that serves holds a NUL character, or begins with nothing")

@@ -108,6 +108,8 @@ class Report:
     comparisons: tuple[Comparison, ...]
     arms: tuple[ArmFacts, ...]
     places: tuple[str, ...]
+    unusable: tuple[str, ...] = ()
+    """Files in results' places that are none of them."""
 
     @property
     def wanted(self) -> int:
@@ -133,6 +135,7 @@ class Report:
             "pairs": self.pairs,
             "pairs_wanted": self.wanted,
             "places": list(self.places),
+            "unusable": list(self.unusable),
             "comparisons": [asdict(c) for c in self.comparisons],
             "arms": [asdict(arm) for arm in self.arms],
             "conclusions": self.conclusions(),
@@ -178,6 +181,7 @@ def make_report(folder: Folder, margin: float = MARGIN) -> Report:
         comparisons=tuple(comparisons),
         arms=tuple(_facts(folder, plan, arm.name, pairs, starts) for arm in plan.arms),
         places=tuple(dict.fromkeys(str(next(iter(pair.results.values())).place) for pair in pairs)),
+        unusable=tuple(folder.unusable(plan)),
     )
 
 

@@ -161,7 +161,17 @@ class Folder:
             found = Result.model_validate_json(read_bytes(self._file(round_, point, arm)))
         except (OSError, ValidationError):
             return None
-        return found if found.plan == plan.digest else None
+        where = (found.plan, found.round, found.point, found.arm)
+        return found if where == (plan.digest, round_, point.name, arm.name) else None
+
+    def unusable(self, plan: Plan) -> list[str]:
+        """Files in a result's place that count as not measured: they cannot be read, or tell of another."""
+        places = ((r, point, arm) for r in range(plan.rounds) for point in plan.points for arm in plan.arms)
+        return [
+            str(file)
+            for r, point, arm in places
+            if (file := self._file(r, point, arm)).exists() and self.result(plan, r, point, arm) is None
+        ]
 
     def results(self, plan: Plan, round_: int, point: Point) -> dict[str, Result]:
         """What there is of one pair, by arm."""

@@ -51,6 +51,17 @@ def test_each_backend_has_a_time_wherever_it_was_measured() -> None:
     assert min(dict(points).get(first.tokens, 1e9) for points in times.values()) == best
 
 
+def test_what_is_wrong_with_the_source_is_said_beside_the_picture(tmp_path: Path) -> None:
+    program._register()
+    (tmp_path / "broken.json").write_text("{")
+    good = ROOT / "autotune" / "data" / "tables" / "nvidia_h200-qwen-moe-fp8.json"
+    (tmp_path / "good.json").write_bytes(good.read_bytes())
+    options = ["--gpu", "h200", "--model", "qwen-moe-fp8", "--table", str(tmp_path)]
+    done = CliRunner().invoke(program.app, ["table", "plot", *options, "--out", str(tmp_path / "x.svg")])
+    assert done.exit_code == 0, done.output
+    assert "broken.json" in done.output
+
+
 def test_the_command_draws_a_table_file(tmp_path: Path) -> None:
     program._register()
     file = ROOT / "autotune" / "data" / "tables" / "nvidia_h200-qwen-moe-fp8.json"

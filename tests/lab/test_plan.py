@@ -15,7 +15,7 @@ from autotune.lab.cold import cold_over_warm
 from autotune.lab.logs import compiles, kept_lines, memory
 from autotune.lab.machine import Place
 from autotune.lab.plan import Plan, Point, Restriction
-from autotune.lab.report import METRICS, Outcome, compare
+from autotune.lab.report import METRICS, Outcome, compare, make_report
 from autotune.lab.results import Folder, Pair, Result
 from autotune.lab.running import missing
 from autotune.lab.tables import read_table, restricted, vllm_swaps, write_table
@@ -214,7 +214,11 @@ def test_the_options_make_a_plan() -> None:
         ({"cache": "cold", "servers": "together"}, "one at a time"),
         ({"cache": "hot"}, "cache"),
         ({"requests": 4}, "concurrency 8"),
-        ({"scheme": "bf16"}, "bf16"),
+        ({"scheme": "bf16"}, r"'bf16'"),
+        ({"rounds": 10**12}, "1000"),
+        ({"env": ["=1"]}, "NAME=VALUE"),
+        ({"env": ["all:A=\0"]}, "no environment variable"),
+        ({"serve_args": ["\0"]}, "NUL"),
     ],
 )
 def test_what_is_no_plan_is_refused(given: dict[str, object], message: str) -> None:
@@ -356,6 +360,36 @@ def test_a_verdict_needs_rounds_and_an_interval_beyond_the_margin(
         # With three rounds the bounds are the range itself.
         if len(ratios) == 3:
             assert (found.low, found.high) == pytest.approx((min(ratios), max(ratios)), rel=1e-4)
+
+
+def test_arms_and_commands_that_cannot_be_are_refused() -> None:
+    plan = stand_in_plan().model_dump()
+    with pytest.raises(ValidationError, match="no plugin that would read it"):
+        stand_in_plan(arms=({**plan["arms"][0], "table": "published"}, plan["arms"][1]))
+    with pytest.raises(ValidationError, match="begins with nothing"):
+        stand_in_plan(server=("",))
+
+
+def test_a_result_in_another_s_place_is_named_and_counts_as_missing(tmp_path: Path) -> None:
+    plan, folder = stand_in_plan(), Folder(tmp_path)
+    folder.open(plan)
+    for round_ in range(plan.rounds):
+        for point in plan.points:
+            for arm in plan.arms:
+                result = Result(
+                    plan=plan.digest, round=round_, point=point.name, arm=arm.name,
+                    place=Place(boot="b", gpus=(), versions={}), start="x", figures={"p95_ttft_ms": 1.0},
+                    compiles=(), compiles_since_ready=0, lines=(),
+                )  # fmt: skip
+                folder.save(result, point, arm)
+    assert (make_report(folder).pairs, make_report(folder).unusable) == (6, ())
+    results = folder.path / "results"
+    copied, cut = (results / f"r{n}-{plan.points[0].name}-fast.json" for n in (1, 2))
+    copied.write_bytes((results / f"r0-{plan.points[0].name}-stock.json").read_bytes())
+    cut.write_text(cut.read_text()[:50])
+    found = make_report(folder)
+    assert (found.pairs, found.unusable) == (4, (str(copied), str(cut)))
+    assert found.to_json_data()["unusable"] == [str(copied), str(cut)]
 
 
 def test_cold_stands_beside_warm(tmp_path: Path) -> None:

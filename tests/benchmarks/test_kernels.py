@@ -175,6 +175,8 @@ def test_programs_without_a_replay_do_not_advise_one(tmp_path: Path) -> None:
         ("engine_steps.py --prefills x", 2, "'x' is no number from 1 to 8192"),
         ("engine_steps.py --out FILE", 1, "cannot be written"),
         ("kernels.py --replay --model qwen-moe-fp8-tensor --tokens 1 --out FILE", 1, "cannot be written"),
+        ("deep_gemm_cache.py FILE --most 8", 2, "--most from 32 on"),
+        ("deep_gemm_cache.py FILE", 1, "This needs a CUDA GPU"),
         ("router_overhead.py 0.1.0", 2, "`make other-sources` the others"),
     ],
 )

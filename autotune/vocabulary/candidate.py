@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     TypeAdapter,
-    model_serializer,
 )
 
 from autotune.vocabulary.canonical import content_digest
@@ -170,6 +168,8 @@ class FusedDecodeCandidate(_CandidateBase):
         ge=0,
         le=128,
         description="rows handled together of an expert that has more than block_m; 0: block_m of them",
+        # Later than the others: left out where it says nothing, recorded candidates keep their digests.
+        exclude_if=lambda rows: not rows,
     )
     gate_up_block_n: int = Field(ge=8, le=256)
     gate_up_block_k: int = Field(ge=32, le=512)
@@ -187,14 +187,6 @@ class FusedDecodeCandidate(_CandidateBase):
             raise ValueError(
                 f"crowded_block_m must be 0, or a power of two above block_m={self.block_m}, not {crowded}"
             )
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the later field where it says nothing, so that recorded candidates keep their digests."""
-        data: dict[str, Any] = handler(self)
-        if not data.get("crowded_block_m"):
-            data.pop("crowded_block_m", None)
-        return data
 
     def __str__(self) -> str:
         rows = f"{self.block_m}/{self.crowded_block_m}" if self.crowded_block_m else f"{self.block_m}"

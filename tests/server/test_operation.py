@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from fastapi.testclient import TestClient
@@ -14,6 +15,7 @@ from sqlalchemy import text
 from autotune.db.engine import open_database
 from autotune.server.app import create_app
 from autotune.server.settings import ServerSettings
+from autotune.vocabulary.candidate import Candidate
 from autotune.vocabulary.wire import decode_tables
 from tests.factories import H100, OTHER_PROBLEM, PROBLEM, make_table
 from tests.server.conftest import Put, bearer
@@ -235,6 +237,14 @@ def test_the_description_lists_every_call(client: TestClient) -> None:
     } <= set(paths)  # fmt: skip
     names = {p["name"] for p in paths["/routing"]["get"]["parameters"]}
     assert {"shape", "gpu", "tokens", "concurrency", "block_shape"} <= names
+
+
+def test_every_candidate_is_described_by_its_fields(client: TestClient) -> None:
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    described = {name: set(schema.get("properties", ())) for name, schema in schemas.items()}
+    assert {"backend", "block_m", "crowded_block_m", "down_split_k"} <= described["FusedDecodeCandidate"]
+    for backend in get_args(get_args(Candidate)[0]):
+        assert set(backend.model_fields) == described[backend.__name__]
 
 
 def test_an_app_made_from_a_url_closes_its_database(tmp_path: Path) -> None:

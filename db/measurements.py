@@ -12,9 +12,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from autotune.db.engine import ReadSession, WriteSession
 from autotune.db.keys import environment_data, environment_digest
 from autotune.db.models import MeasurementRow
-from autotune.vocabulary.canonical import content_digest
+from autotune.vocabulary.canonical import content_digest, is_intact
 from autotune.vocabulary.environment import Environment
-from autotune.vocabulary.errors import DamagedDatabaseError
+from autotune.vocabulary.errors import DamagedDatabaseError, SchemaVersionError
 from autotune.vocabulary.measurement import Checkpoint, Measurement
 from autotune.vocabulary.problem import Problem
 
@@ -55,6 +55,7 @@ class MeasurementRepository:
 
         Raises:
             DamagedDatabaseError: if a stored row is not what its digest says.
+            SchemaVersionError: if it is, but a later release made it.
         """
         query = select(MeasurementRow.digest, MeasurementRow.content).where(
             MeasurementRow.problem == str(problem)
@@ -141,6 +142,11 @@ def _measurement(digest: str, content: dict[str, Any]) -> Measurement:
     try:
         measurement = Measurement.model_validate(content)
     except ValidationError as error:
+        if is_intact(content, digest):
+            raise SchemaVersionError(
+                f"The stored measurement {digest[:12]} is of a later release: {error.errors()[0]['msg']}.",
+                "Upgrade the package: git pull in its clone, then pip install --upgrade . there.",
+            ) from error
         raise DamagedDatabaseError(
             f"The stored measurement {digest[:12]} is malformed: {error.errors()[0]['msg']}.",
             "It was changed from outside; restore the database from a copy.",

@@ -21,6 +21,14 @@ def content_digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def is_intact(value: Any, digest: object) -> bool:
+    """Whether plain data is what the digest names. If so and it cannot be read, a later release made it."""
+    try:
+        return content_digest(value) == digest
+    except (ValueError, OverflowError, TypeError, RecursionError):
+        return False
+
+
 def significant(value: float, digits: int = 6) -> float:
     """Round to `digits` significant decimal digits, so that stored figures survive JSON unchanged."""
     return float(f"{value:.{digits}g}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autotune.vocabulary.candidate import BackendName, Candidate
-from autotune.vocabulary.canonical import content_digest, significant
+from autotune.vocabulary.canonical import content_digest, is_intact, significant
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.measurement import ROUTING_PATTERN, Checkpoint, Microseconds
@@ -197,6 +197,11 @@ class RoutingTable(_Frozen):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the table"
+            if is_intact(fields, stated):
+                raise TableError(
+                    printable(f"The routing table is of a later release, at {where}: {first['msg']}."),
+                    "Upgrade moe-autotune, or export the table again with this release.",
+                ) from error
             raise TableError(
                 printable(f"The routing table is malformed at {where}: {first['msg']}."),
                 "Export it again with `autotune table export`.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,8 @@ from sqlalchemy import text
 from autotune.db.engine import Database, open_database
 from autotune.db.measurements import MeasurementRepository
 from autotune.db.store import DatabaseStore
-from autotune.vocabulary.errors import ConflictError, DatabaseError
+from autotune.vocabulary.canonical import content_digest
+from autotune.vocabulary.errors import ConflictError, DatabaseError, SchemaVersionError
 from autotune.vocabulary.measurement import Status
 from tests.factories import H100, H200, OTHER_PROBLEM, PROBLEM, make_measurement, triton
 
@@ -104,6 +106,22 @@ def test_a_row_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
             session.execute(text("UPDATE measurements SET content = replace(content, '80.0', '8.0')"))
         with pytest.raises(DatabaseError, match="does not match its digest"):
             store.measurements(PROBLEM)
+
+
+def test_a_measurement_of_a_later_release_asks_for_an_upgrade(tmp_path: Path) -> None:
+    with open_database(f"sqlite:///{tmp_path / 'x.db'}") as database:
+        store = DatabaseStore(database)
+        store.append(make_measurement(candidate=triton(32)))
+        content = make_measurement(candidate=triton(32)).model_dump(mode="json") | {"twist": 3}
+        with database.write() as session:
+            session.execute(text("DROP TRIGGER measurements_immutable"))
+            session.execute(
+                text("UPDATE measurements SET content = :content, digest = :digest"),
+                {"content": json.dumps(content), "digest": content_digest(content)},
+            )
+        with pytest.raises(SchemaVersionError, match="later release") as caught:
+            store.measurements(PROBLEM)
+        assert "Upgrade the package" in caught.value.hint
 
 
 def test_reading_sessions_cannot_write(database: Database) -> None:

@@ -170,6 +170,18 @@ def test_a_later_schema_names_the_way_out() -> None:
         RoutingTable.from_json_data({**make_table().to_json_data(), "schema_version": 99})
 
 
+def test_a_field_of_a_later_release_is_told_from_damage() -> None:
+    """Its digest fits: nobody changed it, this release only does not know all of it."""
+    content = make_table().content()
+    content["routes"][0]["winner"]["twist"] = 3
+    with pytest.raises(TableError, match=r"later release, at routes\.0\.winner.*twist") as caught:
+        RoutingTable.from_json_data({**content, "digest": content_digest(content)})
+    assert "Upgrade moe-autotune" in caught.value.hint
+    with pytest.raises(TableError, match="malformed at") as caught:
+        RoutingTable.from_json_data({**content, "digest": make_table().digest})
+    assert "Export it again" in caught.value.hint
+
+
 def test_the_static_choice_is_not_guessed_across_a_gap() -> None:
     table = make_table(tokens=(8, 16, 1024))
     for tokens, known in ((4, True), (3, False), (12, True), (512, True), (500, False), (1025, False)):

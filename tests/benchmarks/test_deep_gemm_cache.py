@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.benchmarks.programs import load
 
 
 @pytest.fixture(scope="module")
-def program() -> Any:
-    spec = importlib.util.spec_from_file_location("dg_cache", ROOT / "benchmarks" / "deep_gemm_cache.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def program() -> ModuleType:
+    return load("deep_gemm_cache")
 
 
 @pytest.mark.parametrize(("last", "parts", "made"), [(8192, 14, 14), (33, 14, 2), (32, 1, 1)])
-def test_processes_share_every_count_once(program: Any, last: int, parts: int, made: int) -> None:
+def test_processes_share_every_count_once(program: ModuleType, last: int, parts: int, made: int) -> None:
     spans = program.spans(32, last, parts)
     assert len(spans) == made
     assert [count for a, b in spans for count in range(a, b + 1)] == list(range(32, last + 1))
 
 
-def test_the_projections_are_the_published_checkpoint_s(program: Any) -> None:
+def test_the_projections_are_the_published_checkpoint_s(program: ModuleType) -> None:
     # Qwen/Qwen3-30B-A3B: 32 heads and 2 x 4 of keys and values, 128 wide, hidden size 2,048
     assert program.shapes() == [(5120, 2048), (2048, 4096)]

@@ -15,6 +15,7 @@ import pytest
 from autotune.measure.evidence_file import find_evidence
 from autotune.vocabulary.catalogue import resolve_problem
 from autotune.vocabulary.measurement import Stage, Status
+from tests.benchmarks.programs import load
 
 ROOT = Path(__file__).parents[2]
 MODEL = "qwen-moe-fp8-tensor"
@@ -22,13 +23,7 @@ MODEL = "qwen-moe-fp8-tensor"
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_kernels", ROOT / "benchmarks" / "kernels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load("kernels")
 
 
 def test_rows_show_the_floor_each_backend_and_its_interval(

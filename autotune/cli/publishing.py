@@ -13,6 +13,7 @@ from autotune.cli.database import DatabaseOption, open_for_command, require_pack
 from autotune.cli.publishing_files import number, read_sides, read_table
 from autotune.cli.publishing_lookup import (
     asked_for,
+    described,
     digest_prefix,
     find_problem,
     published_key,
@@ -295,6 +296,8 @@ def _report(done: Publication | Withdrawal, as_json: bool) -> None:
         )
         return
     before = f" It was at revision {done.previous}." if done.previous is not None else ""
+    if revision.table_digest is None:  # whoever stops something wants to see what
+        about += f" ({described(revision)})"
     typer.echo(f"{done.channel} of {about} points at revision {revision.number} ({what}).{before}")
 
 

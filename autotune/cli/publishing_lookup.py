@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterable
@@ -77,9 +78,8 @@ def published_key(
 
     Args:
         revision: a number: that of the revision; None or `unpublished`: what the channel points at now;
-            `none`: that, or
-            else any environment in which the problem was published or measured, since a channel that
-            points nowhere yet can be told that nothing is to be applied.
+            `none`: that, or else any environment in which the problem was published, or else measured,
+            since a channel that points nowhere yet can be told that nothing is to be applied.
 
     Raises:
         NotFoundError: if nothing fits.
@@ -101,7 +101,9 @@ def published_key(
             return one
         found = _fitting(asked, repository.current(asked.gpu, channel))
         if not found and revision == "none":
-            found = _fitting(asked, _known(session, asked))
+            found = _fitting(asked, repository.newest(gpu=asked.gpu, problem=asked.problem))
+        if not found and revision == "none":
+            found = _fitting(asked, _measured(session, asked))
     if not found:
         raise NotFoundError(
             f"Nothing is published for {asked} in channel {channel!r}.",
@@ -110,7 +112,8 @@ def published_key(
     if len(found) > 1:
         raise UsageError(
             f"Several tables fit: {'; '.join(described(key) for key in found)}.",
-            "Narrow it with --checkpoint, --vllm or --environment (how its digest begins).",
+            "Narrow it with --environment and how one of these digests begins, --vllm or --checkpoint. "
+            "`autotune revisions` shows which one a channel points at.",
         )
     return found[0]
 
@@ -149,13 +152,22 @@ def undo_command(database: Database, done: Publication, db: str | None) -> str:
     return shlex.join([*words, "--reason", "why"])
 
 
-def _known(session: ReadSession, asked: Asked) -> Iterable[Key]:
+def _measured(session: ReadSession, asked: Asked) -> Iterable[Key]:
+    """The keys under which a sweep would publish what was measured: a table names what its routes need."""
+    from autotune.choose.routes import build_table
     from autotune.db.measurements import MeasurementRepository
-    from autotune.db.revisions import Key, RevisionRepository
+    from autotune.db.revisions import Key
 
-    yield from RevisionRepository(session).newest(gpu=asked.gpu, problem=asked.problem)
-    for environment, checkpoint in MeasurementRepository(session).environments(asked.gpu, asked.problem):
-        yield Key(problem=asked.problem, environment=environment, checkpoint=checkpoint)
+    repository = MeasurementRepository(session)
+    for environment, checkpoint in repository.environments(asked.gpu, asked.problem):
+        evidence = repository.find(asked.problem, environment=environment, checkpoint=checkpoint)
+        named = environment
+        # Without final measurements there is no table to go by.
+        with contextlib.suppress(NotFoundError):
+            named = build_table(
+                evidence, problem=asked.problem, environment=environment, checkpoint=checkpoint
+            ).environment
+        yield Key(problem=asked.problem, environment=named, checkpoint=checkpoint)
 
 
 def _fitting(asked: Asked, keys: Iterable[Key]) -> list[Key]:

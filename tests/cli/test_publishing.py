@@ -21,7 +21,9 @@ from autotune.db.engine import open_database
 from autotune.db.keys import environment_digest
 from autotune.db.revisions import RevisionRepository
 from autotune.db.store import DatabaseStore
+from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import AutotuneError
+from autotune.vocabulary.measurement import Stage
 from tests.factories import H100, H200, OTHER_PROBLEM, PROBLEM, make_measurement, make_table
 
 SHAPE = ["--gpu", "h200", "--shape", str(PROBLEM)]
@@ -333,6 +335,26 @@ def test_none_for_what_was_measured_only(commands: Commands) -> None:
         DatabaseStore(opened).append(make_measurement())
     commands.run("publish", "--none", *SHAPE, "--reason", "not yet")
     assert pointing(commands) == {"stable 0.25.1": None}
+
+
+def test_none_is_for_the_environment_that_a_sweep_would_publish_for(commands: Commands) -> None:
+    """A table names FlashInfer only where a route or its baseline runs it; its evidence always does."""
+    measured = H200.model_copy(update={"flashinfer": "0.6.13"})
+    with open_database(f"sqlite:///{commands.folder / 'cli.db'}") as opened:
+        for process in range(3):
+            final = make_measurement(stage=Stage.FINAL, process=process, environment=measured)
+            DatabaseStore(opened).append(final)
+    stop = ["publish", "--none", *SHAPE, "--reason", "wrong answers seen"]
+    said = commands.run(*stop).stdout
+    assert f"environment {environment_digest(H200)[:8]}" in said
+    # What was published decides, whatever else was measured.
+    commands.run("publish", commands.table("n.json"), "--reason", "r")
+    commands.run("rollback", *SHAPE, "--to", "unpublished", "--reason", "r")
+    commands.run(*stop)
+    found = commands.json("revisions")["revisions"]
+    assert {environment_digest(Environment.model_validate(r["environment"])) for r in found} == {  # type: ignore[attr-defined]
+        environment_digest(H200)
+    }
 
 
 def test_diff_names_the_layers_and_takes_none(two_environments: Commands) -> None:

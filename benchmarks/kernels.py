@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -241,7 +242,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--each", type=int, default=1, help="best known candidates of each backend to time")
     parser.add_argument("--seconds", type=float, default=420.0, help="time for all models")
     parser.add_argument("--evidence", type=Path, help="a recording (.jsonl.gz) instead of the shipped ones")
-    parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of kernels.json")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench-results"),
+        help="folder of kernels.json, or with --replay of recorded.json",
+    )
     parser.add_argument("--replay", action="store_true", help="show the recorded figures; no GPU is needed")
     given = parser.parse_args(arguments)
     # transformers looks for a package `kernels`: the file of that name beside this one must not answer.
@@ -290,11 +296,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runner.close()
         if any(found["rows"] for found in models.values()):  # also what was measured before an end
             result["took_s"] = round(time.monotonic() - start, 1)
-            path = given.out / "kernels.json"
+            path = given.out / ("recorded.json" if given.replay else "kernels.json")
             path.write_text(json.dumps(result, indent=2) + "\n")
             print(path, file=sys.stderr)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # whoever read the table has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -70,7 +70,10 @@ def routing_tables(
 
 def _nothing_published(shared: State, channel: str) -> str:
     with shared.database.read() as session:
-        channels = RevisionRepository(session).channels()
+        repository = RevisionRepository(session)
+        channels, revisions = repository.channels(), repository.count()
+    if not channels and revisions:
+        return "No channel points at a revision any more. `autotune rollback --to N` puts one back."
     if not channels:
         return "Nothing is published here yet. Publish a table with `autotune publish`."
     return f"Channel {channel!r} has no tables; there are: {', '.join(channels)}."

@@ -318,11 +318,13 @@ def one_table(snapshot: Snapshot, want: Wanted) -> Any:
     """
     selection = select(snapshot, want)
     if selection.table is None:
-        raise NotFoundError(
-            selection.detail,
-            f"The source was {snapshot.source or 'empty'}. `autotune models` names what has a starter table; "
-            "--tp and --ep ask for one rank's layer.",
-        )
+        hint = "`autotune models` names what has a starter table; --tp and --ep ask for one rank's layer."
+        if selection.miss is Miss.NONE_PUBLISHED:
+            hint = (
+                "`autotune revisions` lists what was published and `autotune rollback --to N` puts it back; "
+            )
+            hint += "--table FILE reads another."
+        raise NotFoundError(selection.detail, f"The source was {snapshot.source or 'empty'}. {hint}")
     return selection.published
 
 

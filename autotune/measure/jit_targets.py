@@ -101,6 +101,8 @@ def import_fused_moe(on_gpu: bool) -> Any:
     if not on_gpu:
         # With no device to find, vLLM takes Triton as installed and imports on a CPU machine.
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    # Its log would stand among the results otherwise.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     try:
         return importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
     except (Exception, SystemExit) as error:

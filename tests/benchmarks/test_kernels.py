@@ -31,7 +31,7 @@ def test_rows_show_the_floor_each_backend_and_its_interval(
 ) -> None:
     arguments = ["--replay", "--model", MODEL, "--tokens", "1,3,8", "--out", str(tmp_path)]
     assert program.main(arguments) == 0
-    found = json.loads((tmp_path / "kernels.json").read_text())
+    found = json.loads((tmp_path / "recorded.json").read_text())
     assert found["environment"]["gpu"] == "NVIDIA_H200"
     assert found["driver"] == "580.159.04"
     first, second = found["models"][MODEL]["rows"]  # 3 is not on record
@@ -56,7 +56,7 @@ def test_the_recording_shows_every_backend_and_where_the_baseline_stays_ahead(
     model = "mixtral-8x7b-fp8"
     arguments = ["--replay", "--model", model, "--tokens", "1,8192", "--out", str(tmp_path)]
     assert program.main(arguments) == 0
-    one, kept = json.loads((tmp_path / "kernels.json").read_text())["models"][model]["rows"]
+    one, kept = json.loads((tmp_path / "recorded.json").read_text())["models"][model]["rows"]
     assert set(one["backends"]) == {
         "triton", "vllm_cutlass", "flashinfer_cutlass", "fused_triton", "fused_decode"
     }  # fmt: skip
@@ -76,7 +76,7 @@ def test_a_win_in_one_process_of_three_is_none(program: ModuleType, tmp_path: Pa
     """Mixtral at 1,024 tokens: FlashInfer's tuner found another tactic in one of the three."""
     arguments = ["--replay", "--model", "mixtral-8x7b-fp8", "--tokens", "64,1024", "--out", str(tmp_path)]
     assert program.main(arguments) == 0
-    few, many = json.loads((tmp_path / "kernels.json").read_text())["models"]["mixtral-8x7b-fp8"]["rows"]
+    few, many = json.loads((tmp_path / "recorded.json").read_text())["models"]["mixtral-8x7b-fp8"]["rows"]
     cell = many["backends"]["fused_triton"]
     assert cell["processes"] == 3
     assert cell["low"] == pytest.approx(0.97, abs=0.01)
@@ -88,7 +88,7 @@ def test_all_that_is_on_record_is_shown_where_no_model_is_named(
     program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program.main(["--replay", "--tokens", "8", "--out", str(tmp_path)]) == 0
-    assert set(json.loads((tmp_path / "kernels.json").read_text())["models"]) == {
+    assert set(json.loads((tmp_path / "recorded.json").read_text())["models"]) == {
         MODEL, "qwen-moe-fp8", "qwen-moe-bf16", "mixtral-8x7b-fp8"
     }  # fmt: skip
     assert "not on record" not in capsys.readouterr().err
@@ -123,9 +123,9 @@ def test_a_routing_that_is_not_on_record_is_refused(
     ):
         assert program.main([*replay, *words]) == 2
         assert reason in capsys.readouterr().err
-    assert not (tmp_path / "kernels.json").exists()
+    assert not (tmp_path / "recorded.json").exists()
     assert program.main([*replay, "--each", "3"]) == 0
-    (row,) = json.loads((tmp_path / "kernels.json").read_text())["models"][MODEL]["rows"]
+    (row,) = json.loads((tmp_path / "recorded.json").read_text())["models"][MODEL]["rows"]
     assert row["routing"] == "uniform"
 
 

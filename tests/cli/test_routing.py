@@ -203,6 +203,8 @@ def test_none_published_is_not_called_no_table(file: str, tmp_path: Path) -> Non
     error = failure("table", "export", "--gpu", "h200", "--format", "vllm", "--out", "f", "--db", db)
     assert f"{PROBLEM}: none is published, so nothing is to be applied" in error.message
     assert "Sweep" not in error.hint
+    shown = failure("table", "show", "--gpu", "h200", "--shape", str(PROBLEM), "--db", db)
+    assert "`autotune rollback --to N` puts it back" in shown.hint
     empty = failure("table", "export", "--gpu", "h100", "--format", "vllm", "--out", "f", "--db", db)
     assert "There is no table for NVIDIA_H100" in empty.message
     # The starter tables of the other layers are still written, and none of this one.

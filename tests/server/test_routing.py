@@ -8,6 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 import autotune
+from autotune.db.engine import Database
+from autotune.publish import rollback
 from autotune.server.texts import _OVER_HTTP
 from autotune.vocabulary.problem import GRAMMAR
 from autotune.vocabulary.table import Decision, RoutingTable
@@ -71,6 +73,19 @@ def test_a_miss_is_an_answer(client: TestClient, put: Put, parameters: dict[str,
 
 def test_an_empty_service_says_how_to_publish(client: TestClient) -> None:
     assert "autotune publish" in ask(client).detail
+
+
+def test_what_was_rolled_back_is_not_called_unpublished(
+    client: TestClient, put: Put, database: Database
+) -> None:
+    table = make_table()
+    put(table)
+    with database.write() as session:
+        rollback(
+            session, problem=table.problem, environment=table.environment, checkpoint=table.checkpoint,
+            to="unpublished", author="tester", reason="a test", channel="stable",
+        )  # fmt: skip
+    assert "autotune rollback --to N" in ask(client).detail
 
 
 def test_an_unknown_channel_names_the_known(client: TestClient, put: Put) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -15,16 +15,23 @@ from autotune.server.head import Head
 from autotune.server.limits import BodyLimit
 from autotune.server.metrics import Metrics, Observed
 from autotune.server.settings import ServerSettings
+from autotune.server.starters import WithStarters
 from autotune.server.state import State
+from autotune.vocabulary.table import PublishedTable
 
 
-def create_app(database: Database | str, settings: ServerSettings | None = None) -> FastAPI:
+def create_app(
+    database: Database | str,
+    settings: ServerSettings | None = None,
+    starters: Sequence[PublishedTable] = (),
+) -> FastAPI:
     """Build the application.
 
     Args:
         database: an open database, which the caller closes, or a URL, which is opened now (and upgraded
             if it is older) and closed when the application shuts down.
         settings: default: read from the process environment.
+        starters: tables that answer for layers of which the database says nothing.
 
     Raises:
         DatabaseError: if the URL cannot be opened.
@@ -50,7 +57,7 @@ def create_app(database: Database | str, settings: ServerSettings | None = None)
         docs_url=None,
         redoc_url=None,
     )
-    app.state.autotune = State(opened, DatabaseSource(opened), metrics, settings)
+    app.state.autotune = State(opened, WithStarters(DatabaseSource(opened), starters), metrics, settings)
     problems.install(app)
     for part in (routing, measurements, revisions, telemetry, health, dashboard):
         app.include_router(part.router)

@@ -49,8 +49,9 @@ def routing_table(
     if table is None or published is None:
         detail = selection.detail if tables else _nothing_published(shared, asked.channel)
         raise NotFoundError(detail, "GET /routing/tables lists what there is.")
+    numbered = {} if published.revision is None else {"X-Autotune-Revision": str(published.revision)}
     headers = {
-        "X-Autotune-Revision": str(published.revision),
+        **numbered,
         "X-Autotune-Channel": asked.channel,
         "X-Autotune-Inferred": str(selection.inferred).lower(),
     }

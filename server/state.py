@@ -9,9 +9,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from autotune.db.engine import Database
-from autotune.db.source import DatabaseSource
 from autotune.server.metrics import Metrics
 from autotune.server.settings import ServerSettings
+from autotune.server.starters import WithStarters
 from autotune.server.tokens import Scope
 
 
@@ -20,7 +20,7 @@ class State:
     """The open database and what is built on it."""
 
     database: Database
-    source: DatabaseSource
+    source: WithStarters
     metrics: Metrics
     settings: ServerSettings
 

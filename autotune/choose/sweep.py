@@ -145,14 +145,20 @@ class Sweep:
         self.progress.note(f"resuming run {plan.run}: {counted(len(self._done), 'measurement')} on record")
 
     def _tell_absent(self) -> None:
-        """Which backends are left out, and what would bring them in. A recording's are what they are."""
-        if self.runner.machine.recording:
-            return
-        for reason in self.runner.machine.absent:
-            self.progress.note(reason)
+        """Which backends are left out, and what would bring them in.
+
+        A recording's are what they are: it is only told why one that was asked for cannot run the problem.
+        """
+        recording = bool(self.runner.machine.recording)
+        if not recording:
+            for reason in self.runner.machine.absent:
+                self.progress.note(reason)
         for name, support in backends_for(self.plan.problem, self.environment).items():
-            if not support.ok and (self.plan.backends is None or name in self.plan.backends):
+            asked = not recording if self.plan.backends is None else name in self.plan.backends
+            if not support.ok and asked:
                 self.progress.note(f"{name} is left out: {support.reason}")
+        if recording:
+            return
         if self.environment.vllm is None:
             self.progress.note("without vLLM there is no baseline of its own: fused_triton stands in for it")
 

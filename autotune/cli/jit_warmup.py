@@ -20,6 +20,8 @@ MODES = ("route", "static", "tiles")
 def warm_up(
     gpu: Annotated[str, typer.Option(help="The table's GPU.")] = "h200",
     model: Annotated[str, typer.Option(help="A model of `autotune models`.")] = "qwen-moe-fp8",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks that share each expert.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel ranks that share the experts.")] = 1,
     table: Annotated[Path | None, typer.Option(help="A table file. Default: the starter tables.")] = None,
     through: Annotated[int, typer.Option(min=1, max=1 << 17, help="The largest token count.")] = 16_384,
     mode: Annotated[
@@ -54,7 +56,7 @@ def warm_up(
 
     if mode not in MODES:
         raise UnknownNameError("mode", mode, MODES)
-    want = wanted(gpu, model, None, 1, 1, None)
+    want = wanted(gpu, model, None, tp, ep, None)
     published = one_table(read_source(want, Sources(table, None, None, None)), want)
     with cold_cache() if run else contextlib.nullcontext():
         found = _examine(published, through, mode, unspecialize, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,10 +46,10 @@ def plot(
     db: Db = None,
     channel: Channel = None,
 ) -> None:
-    """Draw a table: time over the floor by token count, a line per backend, the chosen routes marked.
+    """Draw a table: time by token count and over the floor, a line per backend, what each route runs marked.
 
     The floor is the longer of reading the weights of the experts that uniform routing touches and of the
-    arithmetic, at rates that the GPU reaches; on a GPU without known rates times are drawn as they are.
+    arithmetic, at rates that the GPU reaches; for a GPU without known rates it is left out.
 
     Example: autotune table plot --gpu h200 --model qwen-moe-fp8 --out layer.svg
     """
@@ -85,36 +86,60 @@ def _line(candidate: Candidate) -> str:
 
 
 def draw(table: RoutingTable, path: Path) -> None:
-    """Write the picture: time over the floor by token count, a line per backend, the chosen route marked.
+    """Write the picture: time by token count, a line per backend, the floor, and what each route runs.
+
+    Below it the same over the floor, where lines that lie close together can be told apart.
 
     Raises:
         MissingDependencyError: without matplotlib.
         UsageError: if the path's ending is none that matplotlib writes.
         AutotuneError: if the path cannot be written.
     """
+    from autotune.choose.floor import CEILINGS, floor_us
     from autotune.cli.pictures import picture
 
-    with picture(path, table.digest, figsize=(8, 4.5)) as (_, axes):
-        _lines(axes, table)
-        axes.set_xscale("log", base=2)
-        counts = [route.tokens for route in table.routes]
-        shown = [count for count in counts if count & (count - 1) == 0]
-        axes.set_xticks(shown, [str(count) for count in shown], rotation=45)
-        axes.minorticks_off()
-        axes.set_xlabel("tokens entering the layer")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-        axes.set_title(f"{table.problem}\n{table.environment}", fontsize="small", loc="left")
-
-
-def _lines(axes: Any, table: RoutingTable) -> None:
-    from autotune.choose.floor import CEILINGS, floor_us
-    from autotune.vocabulary.table import Verdict
-
+    counts = [route.tokens for route in table.routes]
     ceilings = CEILINGS.get(table.environment.gpu)
+    floors = {count: floor_us(table.problem, count, ceilings) for count in counts} if ceilings else {}
+    rows = 2 if floors else 1
+    layout = {"nrows": rows, "sharex": True, "squeeze": False, "figsize": (8, 1 + 3.5 * rows)}
+    with picture(path, table.digest, **layout) as (_, panels):
+        upper = panels[0][0]
+        _lines(upper, table, lambda tokens, time_us: time_us)
+        upper.set_ylabel("microseconds a layer call")
+        upper.set_yscale("log")
+        if floors:
+            upper.plot(counts, list(floors.values()), color="gray", linestyle="--", label=FLOOR)
+            _over_the_floor(panels[1][0], table, floors)
+        lowest = panels[-1][0]
+        lowest.set_xscale("log", base=2)
+        shown = [count for count in counts if count & (count - 1) == 0]
+        lowest.set_xticks(shown, [str(count) for count in shown], rotation=45)
+        lowest.minorticks_off()
+        lowest.set_xlabel("tokens entering the layer")
+        for (axes,) in panels:
+            axes.grid(alpha=0.3)
+        upper.legend(fontsize="small")
+        upper.set_title(f"{table.problem}\n{table.environment}", fontsize="small", loc="left")
 
-    def scaled(tokens: int, time_us: float) -> float:
-        return time_us / floor_us(table.problem, tokens, ceilings) if ceilings else time_us
+
+FLOOR = "floor (weights or arithmetic)"
+
+
+def _over_the_floor(axes: Any, table: RoutingTable, floors: dict[int, float]) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    _lines(axes, table, lambda tokens, time_us: time_us / floors[tokens])
+    axes.axhline(1.0, color="gray", linestyle="--")
+    axes.set_ylabel("time over the floor")
+    # A tuner that chose badly, or did not run, would squeeze all other lines on a linear scale.
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_ylim(bottom=0.9)
+
+
+def _lines(axes: Any, table: RoutingTable, scaled: Callable[[int, float], float]) -> None:
+    from autotune.vocabulary.table import Verdict
 
     for backend, points in sorted(times_by_backend(table).items()):
         axes.plot(
@@ -124,26 +149,17 @@ def _lines(axes: Any, table: RoutingTable) -> None:
             label=backend,
             color=COLORS[backend],
         )
-    wins = [route for route in table.routes if route.verdict is Verdict.WIN]
-    axes.plot(
-        [route.tokens for route in wins],
-        [scaled(route.tokens, route.winner_timing.p50_us) for route in wins],
-        linestyle="none",
-        marker="o",
-        markersize=9,
-        markerfacecolor="none",
-        color="black",
-        label="chosen over the baseline",
-    )
-    if ceilings:
-        axes.axhline(1.0, color="gray", linestyle="--", label="floor (weights or arithmetic)")
-        axes.set_ylabel("time over the floor")
-        from matplotlib.ticker import FuncFormatter
-
-        # A tuner that chose badly, or did not run, would squeeze all other lines on a linear scale.
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set_ylim(bottom=0.9)
-    else:
-        axes.set_ylabel("microseconds per layer call")
-        axes.set_yscale("log")
+    wins = [(r.tokens, r.winner_timing.p50_us) for r in table.routes if r.verdict is Verdict.WIN]
+    kept = [(r.tokens, r.baseline_timing.p50_us) for r in table.routes if r.verdict is not Verdict.WIN]
+    for marker, label, points in (("o", "chosen", wins), ("s", "baseline kept", kept)):
+        if points:
+            axes.plot(
+                [tokens for tokens, _ in points],
+                [scaled(*point) for point in points],
+                linestyle="none",
+                marker=marker,
+                markersize=9,
+                markerfacecolor="none",
+                color="black",
+                label=label,
+            )

@@ -33,6 +33,13 @@ def serve(
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
     ] = 8765,
+    starter_tables: Annotated[
+        bool,
+        typer.Option(
+            "--starter-tables",
+            help="For layers of which nothing is published answer from the tables that come with this.",
+        ),
+    ] = False,
     db: DatabaseOption = None,
 ) -> None:
     """Serve the published tables over HTTP, with a dashboard at /.
@@ -43,6 +50,7 @@ def serve(
     _require_server_packages()
     import uvicorn
 
+    from autotune.client.sources import starter
     from autotune.server.app import create_app
     from autotune.server.settings import ServerSettings
 
@@ -50,7 +58,7 @@ def serve(
     # The port first: a second service on the same one must not upgrade or lock anything.
     listener = _listen(host, port)
     with listener, open_for_command(db) as database:
-        app = create_app(database, settings)
+        app = create_app(database, settings, starter().tables if starter_tables else ())
         address = _address(host, listener.getsockname()[1])
         typer.echo(
             f"Serving {database.name} at {address} (dashboard: {address}/). Ctrl-C stops it.", err=True

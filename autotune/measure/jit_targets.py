@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -180,9 +182,26 @@ def _named(target: str) -> Call:
         raise UsageError(
             f"{target} cannot be imported: {error}.", "Check the name and PYTHONPATH."
         ) from error
+    hint = (
+        "It is called with each token count as its only argument. For a kernel name a function that "
+        "launches it: def launch(tokens): kernel[grid](...)."
+    )
     if not callable(call):
-        raise UsageError(
-            f"{target} is no function.", "It is called with each token count as its only argument."
-        )
-    found: Call = call
-    return found
+        raise UsageError(f"{target} is no function.", hint)
+    # Built-in functions need not have a signature.
+    with contextlib.suppress(ValueError):
+        signature = inspect.signature(call)
+        try:
+            signature.bind(1)
+        except TypeError as error:
+            raise UsageError(f"{target} does not take a token count alone: {error}.", hint) from error
+
+    def named(tokens: int) -> object:
+        try:
+            return call(tokens)
+        except Exception as error:
+            raise UsageError(
+                f"{target} failed with {tokens} as its token count: {type(error).__name__}: {error}.", hint
+            ) from error
+
+    return named

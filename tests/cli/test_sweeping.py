@@ -22,6 +22,7 @@ import pytest
 from autotune.choose.sweep import Sweep, SweepPlan
 from autotune.measure.evidence_file import RecordingHeader, read_evidence, write_evidence
 from autotune.vocabulary.candidate import Candidate, TritonCandidate
+from autotune.vocabulary.errors import WrongGpuError
 from autotune.vocabulary.measurement import Measurement, Stage
 from autotune.vocabulary.table import RoutingTable, Verdict
 from tests.choose.simulated import BASELINE, ListStore, Quiet, SimulatedRunner
@@ -132,6 +133,32 @@ def test_a_replay_names_the_options_that_it_does_not_read(tmp_path: Path, eviden
         " ".join(done.stderr.split()).count("replay: --budget, --trials, --seed, --wait have no effect") == 1
     )
     assert done.stdout == quiet.stdout
+
+
+def test_a_replay_says_why_a_backend_cannot_run_the_model(tmp_path: Path) -> None:
+    asked = ("sweep", "--gpu", "h200", "--model", "qwen-moe-fp8-tensor", "--tokens", "8", "--replay")
+    done = run(tmp_path, *asked, "--backends", "deep_gemm,fused_triton")
+    assert done.returncode == 0, done.stderr
+    assert "deep_gemm is left out: DeepGEMM takes FP8 with 128x128 block scales only" in done.stderr
+
+
+def test_a_sweep_for_another_gpu_than_the_machine_s_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from autotune.cli import app as program
+    from autotune.measure import detect
+
+    program._register()
+    monkeypatch.setattr(detect, "visible_gpu", lambda: "NVIDIA_A100_SXM4_80GB")
+    asked = ["sweep", "--gpu", "h200", "--model", "qwen-moe-fp8", "--db", f"sqlite:///{tmp_path / 'x.db'}"]
+    with pytest.raises(
+        WrongGpuError, match="This machine has NVIDIA_A100_SXM4_80GB, not NVIDIA_H200"
+    ) as caught:
+        CliRunner().invoke(program.app, asked, catch_exceptions=False)
+    assert caught.value.exit_code == 2
+    assert "--gpu NVIDIA_A100_SXM4_80GB" in caught.value.hint
 
 
 @pytest.mark.slow

@@ -300,6 +300,33 @@ def test_vllm_backends_match_reference(environment, scheme, name, candidate):
 
 @needs_vllm
 @pytest.mark.parametrize("scheme", list(Scheme))
+@pytest.mark.parametrize(("name", "candidate"), BACKENDS)
+@pytest.mark.parametrize(("n", "k"), [(96, 2880), (704, 2880), (1856, 2880), (1856, 2048)])
+def test_vllm_backends_are_right_at_odd_widths_or_refuse_them(environment, scheme, name, candidate, n, k):
+    """No multiples of a tile, and of 128 only in part."""
+    from autotune.kernels.backends.registry import get_backend
+    from autotune.kernels.reference import reference_moe, relative_l2
+    from autotune.kernels.weights import make_inputs, make_weights
+
+    problem = Problem(E=16, N=n, K=k, topk=4, scheme=scheme)
+    backend = get_backend(name)
+    support = backend.supports(problem, environment)
+    if not support.ok:
+        assert support.reason
+        return
+    if name == "flashinfer_cutlass":
+        require_flashinfer(scheme.value)
+    weights = make_weights(problem, 1)
+    call = backend.bind(backend.prepare(weights), candidate)
+    for tokens in (1, 7, 515):
+        inputs = make_inputs(problem, tokens, tokens)
+        reference = reference_moe(weights, inputs, power_of_two_scales=backend.power_of_two_scales(problem))
+        error = relative_l2(call(inputs), reference)
+        assert error < (1e-2 if scheme is Scheme.BF16 else 3e-2), (tokens, error)
+
+
+@needs_vllm
+@pytest.mark.parametrize("scheme", list(Scheme))
 @pytest.mark.parametrize("tokens", [1, 8, 64, 512])
 def test_compile_ahead_covers_what_runs(environment, scheme, tokens):
     """After compile_ahead the launch finds every kernel of its own in Triton's cache."""

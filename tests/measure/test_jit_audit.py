@@ -116,6 +116,16 @@ def test_unknown_targets_are_refused() -> None:
     ):
         pass
     with (
+        pytest.raises(UsageError, match="missing a required argument: 'positions_ptr'"),
+        target_call("autotune.kernels.rope_fp8._op:_rope_fp8", problem_of(Scheme.BF16), False, ""),
+    ):
+        pass
+    with (
+        target_call("os.path:basename", problem_of(Scheme.BF16), False, "") as call,
+        pytest.raises(UsageError, match="failed with 3 as its token count: TypeError"),
+    ):
+        call(3)
+    with (
         pytest.raises(UsageError, match="fp8_channel"),
         target_call("fused_decode", problem_of(Scheme.FP8_CHANNEL), False, ""),
     ):

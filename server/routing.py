@@ -12,6 +12,7 @@ from autotune.server.parameters import documented, parameters
 from autotune.server.queries import GpuParameters, RoutingParameters, TableParameters, build_query
 from autotune.server.state import Shared, State
 from autotune.server.texts import over_http
+from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.decide import decide, select_table
 from autotune.vocabulary.environment import gpu_name
 from autotune.vocabulary.errors import NotFoundError
@@ -23,7 +24,9 @@ router = APIRouter(tags=["routing"])
 
 @router.get("/routing", response_model=Decision, openapi_extra=documented(RoutingParameters))
 def routing(
-    asked: Annotated[RoutingParameters, Depends(parameters(RoutingParameters))], shared: Shared
+    request: Request,
+    asked: Annotated[RoutingParameters, Depends(parameters(RoutingParameters))],
+    shared: Shared,
 ) -> Response:
     """Answer one look-up. A miss is an answer too: `fallback` with its reason, status 200."""
     tables = shared.source.tables(None, asked.channel)
@@ -33,7 +36,8 @@ def routing(
         decision = decision.model_copy(update={"detail": _nothing_published(shared, asked.channel)})
     decision = decision.model_copy(update={"detail": over_http(decision.detail)})
     shared.metrics.decided(decision)
-    return Response(decision.model_dump_json(), media_type="application/json")
+    body = decision.model_dump(mode="json")
+    return tagged_json(request, body, content_digest(body))
 
 
 @router.get("/routing/table", openapi_extra=documented(TableParameters))

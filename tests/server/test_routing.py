@@ -211,6 +211,18 @@ def test_a_table_is_sent_once(client: TestClient, put: Put) -> None:
     assert other.status_code == 200
 
 
+def test_an_answer_is_sent_once(client: TestClient, put: Put) -> None:
+    put(make_table())
+    where = {"shape": str(PROBLEM), "gpu": "h200", "tokens": 8}
+    first = client.get("/routing", params=where)
+    tag = first.headers["etag"]
+    again = client.get("/routing", params=where, headers={"If-None-Match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    put(make_table(tokens=(8,)))
+    other = client.get("/routing", params=where, headers={"If-None-Match": tag})
+    assert (other.status_code, other.json()["revision"]) == (200, 2)
+
+
 def test_no_table_is_a_404_problem(client: TestClient, put: Put) -> None:
     where = {"shape": str(PROBLEM), "gpu": "h200"}
     assert client.get("/routing/table", params=where).status_code == 404

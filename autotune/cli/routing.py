@@ -96,11 +96,20 @@ def route(
     print_decision(decision)
 
 
+Tuners = Annotated[
+    bool,
+    typer.Option(
+        "--tuners",
+        help="Also what backends' own tuners chose at each count, what that cost, and how it does.",
+    ),
+]
+
+
 @table_app.command("show")
 def show(
     gpu: Gpu, model: Model = None, shape: Shape = None, tp: Tp = 1, ep: Ep = 1,
     checkpoint: CheckpointOption = None, table: TableOption = None, url: Url = None, db: Db = None,
-    channel: Channel = None, as_json: AsJson = False,
+    channel: Channel = None, tuners: Tuners = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print a routing table: for each range of token counts what runs, how fast, and against what.
 
@@ -127,6 +136,11 @@ def show(
         typer.echo(json.dumps(data, indent=2))
         return
     print_table(published, snapshot.source)
+    if tuners:
+        from autotune.cli.tuning_view import print_tuners, tuners_of
+
+        assert published.table is not None
+        print_tuners(tuners_of(published.table, snapshot.source, db), published.table)
 
 
 @table_app.command("export")

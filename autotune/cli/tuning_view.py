@@ -44,6 +44,40 @@ def tuners_of(table: RoutingTable, source: str, db: str | None) -> list[dict[str
     ]
 
 
+def print_tuners(rows: list[dict[str, Any]], table: RoutingTable) -> None:
+    """What tuners chose, beside what the table runs: where one chose badly, its time stands out."""
+    from rich import box
+    from rich.table import Table
+
+    from autotune.cli.routing_views import console
+    from autotune.vocabulary.candidate import parse_candidate
+    from autotune.vocabulary.table import Verdict
+
+    out = console()
+    if not rows:
+        out.print("No tuner of a backend had a say here, or the evidence behind the table is not at hand.")
+        return
+    shown = Table(box=box.SIMPLE_HEAD, title="What backends' own tuners chose", title_justify="left")
+    for name in ("tokens", "candidate", "tactic", "tuning s", "us", "against what runs"):
+        shown.add_column(name, justify="left" if name in ("candidate", "tactic") else "right")
+    runs = {
+        route.tokens: (route.winner_timing if route.verdict is Verdict.WIN else route.baseline_timing).p50_us
+        for route in table.routes
+    }
+    for row in rows:
+        runs_us = runs.get(row["tokens"])
+        took, tuning_s = row["p50_us"], row["tuning_s"]
+        shown.add_row(
+            str(row["tokens"]),
+            str(parse_candidate(row["candidate"])),
+            row["tactic"],
+            "" if tuning_s is None else f"{tuning_s:.1f}",
+            "" if took is None else f"{took:.1f}",
+            "" if took is None or not runs_us else f"{took / runs_us:.2f}x as long",
+        )
+    out.print(shown)
+
+
 def _recorded(table: RoutingTable) -> Iterable[Measurement]:
     from autotune.measure.evidence_file import read_evidence, shipped_evidence
 

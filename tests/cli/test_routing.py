@@ -483,7 +483,8 @@ def test_lint_exits_1_with_findings(file: str, tmp_path: Path) -> None:
     assert "not readable JSON" in result.stdout
 
 
-def test_show_tells_what_a_tuner_chose_and_cost(tmp_path: Path) -> None:
+def test_show_tells_what_a_tuner_chose_and_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
     url = f"sqlite:///{tmp_path}/own.db"
     tuned, untuned = FlashinferCutlassCandidate(), FlashinferCutlassCandidate(tuned=False)
     evidence = [
@@ -505,5 +506,8 @@ def test_show_tells_what_a_tuner_chose_and_cost(tmp_path: Path) -> None:
     assert [t["candidate"]["tuned"] for t in data["tuners"]] == [True, False]
     assert data["tuners"][0]["evidence"] == evidence[0].digest
     assert data["tuners"][0]["p50_us"] > 0
+    shown = run("table", "show", *MODEL, "--db", url, "--tuners").stdout
+    assert "gemm1 7, gemm2 31" in shown
+    assert "x as long" in shown
     # A table from elsewhere says nothing of that database's evidence.
     assert "tuners" not in json.loads(run("table", "show", *MODEL, "--table", str(made), "--json").stdout)

@@ -63,7 +63,7 @@ def serve(
         typer.echo(
             f"Serving {database.name} at {address} (dashboard: {address}/). Ctrl-C stops it.", err=True
         )
-        for note in _notes(database, host, writable=bool(settings.tokens)):
+        for note in _notes(database, host, writable=bool(settings.tokens), starters=starter_tables):
             typer.echo(note, err=True)
         # A client that keeps its connection open must not keep the service from ending.
         config = uvicorn.Config(app, log_config=_log_config(), timeout_graceful_shutdown=5)
@@ -127,13 +127,15 @@ def _address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _notes(database: Database, host: str, *, writable: bool) -> list[str]:
+def _notes(database: Database, host: str, *, writable: bool, starters: bool) -> list[str]:
     from autotune.db.revisions import RevisionRepository
 
     notes = []
     with database.read() as session:
         published = RevisionRepository(session).count()
-    if not published:
+    if starters:
+        notes.append("Layers of which nothing is published are answered from the starter tables.")
+    elif not published:
         notes.append(
             "No table is published in this database, so every answer will be `fallback`. "
             'Publish one: autotune publish TABLE.json --reason "..."'

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from autotune.vllm_plugin.inner_experts import Inner
 from autotune.vllm_plugin.log import info_once
+from autotune.vllm_plugin.own_experts import tried_at
+from autotune.vllm_plugin.route_plan import RoutePlan
 
 if TYPE_CHECKING:
     from autotune.kernels.launch import Launch
@@ -14,19 +20,35 @@ LayOut = Callable[[], "Sequence[Launch]"]
 """Lays out the launches of one call, and runs none of them."""
 
 
-def compile_ahead(label: str, calls: Iterable[LayOut], limit_s: float) -> None:
-    """Compile what these calls launch, or read it from Triton's cache, for at most `limit_s` seconds.
-
-    A call that cannot be laid out is left to its probe, which says what is wrong with it; so is what is not
-    compiled in time.
+class Ahead:
+    """What is compiled for a plan, from the time when it is made until its first route is tried.
 
     Args:
         label: what is served, for the log.
     """
+
+    def __init__(self, label: str, warming: Any) -> None:
+        self._label, self._warming = label, warming
+
+    def finish(self) -> None:
+        """Wait for it and load it. What is not compiled in time is left to the probes.
+
+        Raises:
+            OSError: if Triton's cache cannot be used.
+        """
+        info_once(f"our kernels for {self._label}: {self._warming.finish()}")
+
+
+def begin(label: str, calls: Iterable[LayOut], limit_s: float) -> Ahead | None:
+    """Begin to compile what these calls launch, for at most `limit_s` seconds; None if nothing is missing.
+
+    vLLM loads weights and compiles the model meanwhile. A call that cannot be laid out is left to its probe,
+    which says what is wrong with it.
+    """
     from triton.runtime import driver
 
     from autotune.kernels.ahead.variants import collecting
-    from autotune.kernels.ahead.warmup import warm_up
+    from autotune.kernels.ahead.warmup import WarmingUp
 
     with collecting() as found:
         for call in calls:
@@ -35,6 +57,59 @@ def compile_ahead(label: str, calls: Iterable[LayOut], limit_s: float) -> None:
                     launch.compile()
             except Exception:
                 continue
-    if found.missing:
-        done = warm_up(list(found.missing.values()), driver.active.get_current_target(), limit_s)
-        info_once(f"our kernels for {label}: {done}")
+    if not found.missing:
+        return None
+    target = driver.active.get_current_target()
+    return Ahead(label, WarmingUp(list(found.missing.values()), target, limit_s))
+
+
+def compile_ahead(label: str, calls: Iterable[LayOut], limit_s: float) -> None:
+    """Compile what these calls launch, or read it from Triton's cache, for at most `limit_s` seconds.
+
+    Raises:
+        OSError: if Triton's cache cannot be used.
+    """
+    begun = begin(label, calls, limit_s)
+    if begun is not None:
+        begun.finish()
+
+
+def begin_plan(plan: RoutePlan, inners: Sequence[Inner]) -> Ahead | None:
+    """Begin to compile what a new plan's routes launch of our kernels.
+
+    Args:
+        inners: of a layer, the base first. Only shapes are read of its tensors.
+
+    Returns:
+        None where nothing is begun: nothing is missing, there is no GPU, or it fails, which the log says; the
+        probes compile it then.
+    """
+    import torch
+
+    if plan.ahead_s <= 0 or not torch.cuda.is_initialized():
+        return None
+    try:
+        from autotune.kernels.backends.fused import unfilled
+
+        weights, _ = unfilled(plan.problem, 1)
+        most = _largest_batch()
+        calls = [
+            partial(inner.lay_out, count, weights.w13, weights.w2)
+            for inner, entry in zip(inners[1:], plan.entries, strict=True)
+            if inner.lay_out is not None
+            for count in tried_at(plan.problem, entry.candidate, entry.first, entry.last)
+            if count <= most
+        ]
+        return begin(str(plan.problem), calls, plan.ahead_s)
+    except Exception as error:
+        info_once(f"our kernels are not compiled ahead: {type(error).__name__}: {error}")
+        return None
+
+
+def _largest_batch() -> int:
+    """vLLM's `max_num_batched_tokens`, or more than any where the configuration is not at hand."""
+    try:
+        config: Any = importlib.import_module("vllm.config").get_current_vllm_config_or_none()
+        return int(config.scheduler_config.max_num_batched_tokens)
+    except Exception:
+        return sys.maxsize

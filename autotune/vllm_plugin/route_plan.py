@@ -7,11 +7,15 @@ import threading
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from autotune.vllm_plugin.log import info_once, warn_once
 from autotune.vllm_plugin.route_reach import Entry, Outlook, span
 from autotune.vocabulary.candidate import BackendName
 from autotune.vocabulary.problem import Problem
+
+if TYPE_CHECKING:
+    from autotune.vllm_plugin.route_ahead import Ahead
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, Shape, Shape]
@@ -55,6 +59,8 @@ class RoutePlan:
         """Calls that Python made, by token count and index, once they are counted (`Ledger.ready`)."""
         self.ahead_s = 0.0
         """Seconds for which our kernels may be compiled side by side before the first routes are tried."""
+        self.ahead: Ahead | None = None
+        """Those that are being compiled since the plan was made."""
         self.lock = threading.Lock()
 
     def __str__(self) -> str:

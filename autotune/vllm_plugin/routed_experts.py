@@ -255,6 +255,7 @@ def _make(parent: Any) -> type[Any]:
         ) -> None:
             """Compile what the probes of these routes would compile one after another; once for a plan."""
             limit_s, self.plan.ahead_s = self.plan.ahead_s, 0.0
+            begun, self.plan.ahead = self.plan.ahead, None
             if not on_gpu or limit_s <= 0:
                 return
             calls = [
@@ -264,6 +265,9 @@ def _make(parent: Any) -> type[Any]:
                 for count in counts(self.plan.entries[index - 1])
             ]
             try:
+                if begun is not None:
+                    begun.finish()
+                # Nothing is left for this, but where the plan could not tell all of it when it was made.
                 compile_ahead(str(self.plan.problem), calls, limit_s)
             except Exception as error:
                 # The probes compile what is missing: a failure costs time only.

@@ -17,6 +17,7 @@ from autotune.vllm_plugin.log import first_time, info_once, warn_once
 from autotune.vllm_plugin.observation import Observation
 from autotune.vllm_plugin.own_experts import takes_up_first
 from autotune.vllm_plugin.patching import Patch
+from autotune.vllm_plugin.route_ahead import begin_plan
 from autotune.vllm_plugin.route_plan import RoutePlan
 from autotune.vllm_plugin.route_reach import Declined, Outlook, outlook, row_order
 from autotune.vllm_plugin.router_rules import RefusedError, kernel_refusal, scheme_of, would_do
@@ -156,6 +157,7 @@ class Router(Feature):
         made: dict[BackendName, Any] = {}
         environment = self.context.client.environment or table.environment
         plan = self.plans.get(key)
+        new = plan is None
         if plan is None:
             plan = self.plans[key] = self._plan(
                 layer, outlook(table, base, takes_up_first), made, environment
@@ -172,6 +174,8 @@ class Router(Feature):
             ),
             *(build(layer, entry, made) for entry in plan.entries),
         ]  # fmt: skip
+        if new:
+            plan.ahead = begin_plan(plan, inners)
         return router_class(module)(plan, inners, _quantization(), _tuner(base))
 
     def _plan(

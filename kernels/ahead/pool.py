@@ -28,12 +28,17 @@ class Compiled:
         seconds: compile time of each that was compiled, by cache key.
         hits: cache keys found on disk.
         failed: why the others could not be compiled, by cache key.
+        processes: how many compiled side by side.
+        first_s: seconds until the first variant was done, most of which a process took to start; None if
+            none was done.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     hits: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     timed_out: bool = False
+    processes: int = 0
+    first_s: float | None = None
 
     @property
     def done(self) -> int:
@@ -46,6 +51,7 @@ def compile_variants(
     limit_s: float,
     workers: int = 0,
     tell: Callable[[int, int], None] = lambda done, total: None,
+    stop: threading.Event | None = None,
 ) -> Compiled:
     """Compile in as many processes as there are cores, in the order given, for at most `limit_s` seconds.
 
@@ -55,6 +61,7 @@ def compile_variants(
         target: Triton's GPUTarget.
         workers: how many processes; 0 for the cores of this process less two.
         tell: told how many are done, of how many, about once a second.
+        stop: once set, all are killed, within a second.
     """
     result = Compiled()
     if not variants:
@@ -65,6 +72,7 @@ def compile_variants(
     count = min(len(variants), workers or max(1, len(os.sched_getaffinity(0)) - 2))
     crew = [_Worker(tasks, target, result) for _ in range(count)]
     deadline = time.monotonic() + limit_s
+    result.processes = count
     try:
         for worker in crew:
             worker.start()
@@ -72,6 +80,8 @@ def compile_variants(
             left = deadline - time.monotonic()
             if left <= 0:
                 result.timed_out = True
+                break
+            if stop is not None and stop.is_set():
                 break
             alive[0].join(min(left, 1.0))
             tell(result.done, len(variants))
@@ -89,6 +99,7 @@ class _Worker(threading.Thread):
 
     def __init__(self, tasks: queue.SimpleQueue[Variant], target: Any, result: Compiled) -> None:
         super().__init__(name="autotune-compile", daemon=True)
+        self._begun = time.monotonic()
         self._tasks, self._target, self._result = tasks, target, result
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
@@ -106,6 +117,8 @@ class _Worker(threading.Thread):
                 self._kill()
             if self._stopped:
                 break
+            if self._result.first_s is None:
+                self._result.first_s = time.monotonic() - self._begun
             if "error" in answer:
                 self._result.failed[variant.key] = answer["error"]
             elif answer["hit"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,8 +22,11 @@ from autotune.kernels.ahead.target import compiling_for  # noqa: E402
 from autotune.kernels.backends.fused import unfilled  # noqa: E402
 from autotune.measure.compiles import counting_compiles  # noqa: E402
 from autotune.vllm_plugin import route_ahead  # noqa: E402
+from autotune.vllm_plugin.inner_experts import Inner  # noqa: E402
 from autotune.vllm_plugin.own_experts import OwnKernel  # noqa: E402
-from autotune.vllm_plugin.route_ahead import compile_ahead  # noqa: E402
+from autotune.vllm_plugin.route_ahead import begin, begin_plan, compile_ahead  # noqa: E402
+from autotune.vllm_plugin.route_plan import RoutePlan  # noqa: E402
+from autotune.vllm_plugin.route_reach import Entry, Outlook  # noqa: E402
 
 pytestmark = pytest.mark.slow
 PROBLEM = Problem.parse("E=8,N=256,K=512,topk=2,scheme=fp8_tensor")
@@ -92,6 +97,44 @@ def test_what_a_route_launches_is_compiled_before_it_is_tried(h200: Any, lines: 
         for launch in other[0].lay_out(1, w1, w2):
             launch.compile()
     assert counted.count > 0
+
+
+def test_a_new_plan_s_kernels_are_compiled_beside_what_the_process_does(
+    h200: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, w1, w2 = kernels()
+    entries = (Entry(1, 8, DECODE), Entry(9, 3000, BOTH[1]))
+    inners = [Inner(made[0].apply, True), *(Inner(k.apply, True, lay_out=k.lay_out) for k in made)]
+    plan = RoutePlan(PROBLEM, Outlook("flashinfer_cutlass", entries, ()))
+    assert begin_plan(plan, inners) is None, "no time was given"
+    plan.ahead_s = 240.0
+    assert begin_plan(plan, inners) is None, "there is no GPU"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    begun = begin_plan(plan, inners)
+    assert begun is not None
+    assert lines == []
+    begun.finish()
+    assert "left" not in lines[0]
+    assert "processes, the first variant after" in lines[0]
+    with counting_compiles() as counted:
+        for kernel, counts in zip(made, ((1,), (9, 1200)), strict=True):
+            for tokens in counts:
+                for launch in kernel.lay_out(tokens, w1, w2):
+                    launch.compile()
+    assert counted.count == 0
+
+
+def test_an_interrupt_while_it_is_waited_for_ends_what_compiles(h200: Any, lines: list[str]) -> None:
+    made, w1, w2 = kernels()
+    begun = begin("this layer", [partial(made[1].lay_out, 1, w1, w2)], 240.0)
+    assert begun is not None
+    interrupt = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        begun.finish()
+    begun._warming._thread.join(10)
+    assert not begun._warming._thread.is_alive()
+    assert lines == []
 
 
 def test_a_call_that_cannot_be_laid_out_is_left_to_its_probe(h200: Any, lines: list[str]) -> None:

@@ -31,7 +31,7 @@ def reference_moe(
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
         for expert in torch.unique(inputs.topk_ids).tolist():
-            if expert >= problem.E:
+            if not 0 <= expert < problem.E:
                 continue  # another rank's
             rows, slots = (inputs.topk_ids == expert).nonzero(as_tuple=True)
             w13 = dequantize_weight(weights.w13[expert], _of(weights.w13_scale, expert))

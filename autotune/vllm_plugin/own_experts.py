@@ -106,6 +106,12 @@ class OwnKernel:
             raise ValueError("the router's weights on the input, which it applies to the output")
         if hidden_states.dtype is not torch.bfloat16 or a1q_scale is not None:
             raise ValueError(f"input in {hidden_states.dtype}; it takes bfloat16 and quantizes by itself")
+        if output.dtype is not torch.bfloat16 or not output.is_contiguous():
+            raise ValueError(
+                f"output in {output.dtype}, or not contiguous; it writes bfloat16, row after row"
+            )
+        if topk_ids.shape[1] != self.problem.topk:
+            raise ValueError(f"{topk_ids.shape[1]} experts a token, not {self.problem.topk}")
         if topk_ids.dtype is not torch.int32:
             topk_ids = topk_ids.to(torch.int32)
         if topk_weights.dtype is not torch.float32:
@@ -113,7 +119,8 @@ class OwnKernel:
         weights = self._weights
         if weights is None or weights.w13 is not w1 or weights.w2 is not w2:
             weights = self._read(w1, w2)
-        inputs = LayerInputs(hidden_states, topk_ids, topk_weights)
+        # The kernels read row after row; what is so already is not copied.
+        inputs = LayerInputs(hidden_states.contiguous(), topk_ids.contiguous(), topk_weights.contiguous())
         known = self._prepared
         if known is None:
             for launch in self._plan(weights, inputs, self.candidate, output):
@@ -125,7 +132,7 @@ class OwnKernel:
             return
         launches = self._plan(weights, inputs, self.candidate, output)
         runners = [launch.run() for launch in launches]
-        if ready is None and all(runners):
+        if ready is None and key not in known and all(runners):
             if len(known) >= MOST:
                 known.clear()
             known[key] = prepare(launches, runners, weights, inputs, output)
@@ -152,6 +159,8 @@ def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any, order: RowOr
     Raises:
         ValueError: if vLLM holds them in other shapes than the kernels read.
     """
+    import torch
+
     from autotune.kernels.weights import MoeWeights
 
     expected = ((problem.E, problem.gate_up_rows, problem.K), (problem.E, problem.K, problem.N))
@@ -159,6 +168,9 @@ def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any, order: RowOr
         raise ValueError(f"weights of {tuple(w1.shape)} and {tuple(w2.shape)}, not {expected}")
     if not (w1.is_contiguous() and w2.is_contiguous()):
         raise ValueError("weights that are not contiguous")
+    kept = torch.float8_e4m3fn if problem.scheme.is_fp8 else torch.bfloat16
+    if (w1.dtype, w2.dtype) != (kept, kept):
+        raise ValueError(f"weights in {w1.dtype} and {w2.dtype}, not {kept}")
     layout: Layout = "w31" if order == "up_gate" else "w13"
     if not problem.scheme.is_fp8:
         return MoeWeights(problem, w1, w2, layout=layout)
@@ -171,6 +183,8 @@ def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any, order: RowOr
         }[problem.scheme]
         if found is None or found.numel() != _product(shape) or not found.is_contiguous():
             raise ValueError(f"weight scales of {None if found is None else tuple(found.shape)}, not {shape}")
+        if found.dtype is not torch.float32:
+            raise ValueError(f"weight scales in {found.dtype}, not float32")
         return found.view(shape)
 
     static = problem.scheme is Scheme.FP8_TENSOR
@@ -187,8 +201,10 @@ def layer_weights(problem: Problem, experts: Any, w1: Any, w2: Any, order: RowOr
 
 
 def _scalar(scale: Any) -> Any:
-    if scale is None or scale.numel() != 1:
-        raise ValueError("static activation scales that are not one number a layer")
+    import torch
+
+    if scale is None or scale.numel() != 1 or scale.dtype is not torch.float32:
+        raise ValueError("static activation scales that are not one float32 number a layer")
     return scale.reshape(())
 
 

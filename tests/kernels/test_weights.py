@@ -146,6 +146,22 @@ def test_the_reference_equals_a_loop_over_pairs(scheme: Scheme, ep: int) -> None
     assert relative_l2(reference_moe(weights, inputs), expected) < 2e-3
 
 
+@pytest.mark.parametrize("nobody", [-1, 4])
+def test_a_slot_without_an_expert_here_adds_nothing(nobody: int) -> None:
+    from dataclasses import replace
+
+    weights, inputs = (
+        make_weights(problem(Scheme.BF16), 1, "cpu"),
+        make_inputs(problem(Scheme.BF16), 3, 1, device="cpu"),
+    )
+    whole = reference_moe(weights, inputs)
+    ids = inputs.topk_ids.clone()
+    ids[1] = nobody
+    found = reference_moe(weights, replace(inputs, topk_ids=ids))
+    assert torch.equal(found[1], torch.zeros_like(found[1]))
+    assert torch.allclose(found[[0, 2]], whole[[0, 2]], rtol=1e-5, atol=1e-5)
+
+
 def test_the_second_rounding_can_be_left_out() -> None:
     shape = problem(Scheme.FP8_TENSOR)
     weights, inputs = make_weights(shape, 1, "cpu"), make_inputs(shape, 6, 1, device="cpu")

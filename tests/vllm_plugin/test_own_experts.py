@@ -78,27 +78,33 @@ def test_vllms_tensors_are_taken_without_a_copy() -> None:
         ({"w1_scale": torch.ones(4, 2, 1)}, (128, 256), "weight scales of"),
         ({"w2_scale": None}, (128, 256), "weight scales of None"),
         ({"w1_scale": torch.ones(4, 2, 2).transpose(1, 2)}, (128, 256), "weight scales of"),
+        ({"w1_scale": torch.ones(4, 2, 2, dtype=torch.bfloat16)}, (128, 256), "scales in torch.bfloat16"),
     ],
 )
 def test_other_shapes_are_refused(changes: dict[str, Any], shapes: tuple[int, int], said: str) -> None:
-    if "w1_scale" in changes and changes["w1_scale"].shape == (4, 2, 2):
-        assert not changes["w1_scale"].is_contiguous()
     with pytest.raises(ValueError, match=said):
         layer_weights(PROBLEM, experts(**changes), *weights(*shapes))
 
 
-@pytest.mark.parametrize("scale", [None, torch.ones(4)])
+def test_weights_of_another_type_are_refused() -> None:
+    w1, w2 = weights()
+    with pytest.raises(ValueError, match=r"weights in torch.bfloat16 and torch.float8_e4m3fn"):
+        layer_weights(PROBLEM, experts(), w1.to(torch.bfloat16), w2)
+
+
+@pytest.mark.parametrize("scale", [None, torch.ones(4), torch.ones(1, dtype=torch.bfloat16)])
 def test_static_scales_must_be_one_number(scale: Any) -> None:
     problem = PROBLEM.model_copy(update={"scheme": Scheme.FP8_TENSOR})
     given = experts(w1_scale=torch.ones(4), w2_scale=torch.ones(4), a1_scale=scale, a2_scale=torch.ones(1))
-    with pytest.raises(ValueError, match="not one number"):
+    with pytest.raises(ValueError, match="not one float32 number"):
         layer_weights(problem, given, *weights())
 
 
 def call(**changes: Any) -> None:
     w1, w2 = weights()
     given: dict[str, Any] = {
-        "output": torch.empty(3, 256), "hidden_states": torch.zeros(3, 256, dtype=torch.bfloat16), "w1": w1,
+        "output": torch.empty(3, 256, dtype=torch.bfloat16),
+        "hidden_states": torch.zeros(3, 256, dtype=torch.bfloat16), "w1": w1,
         "w2": w2, "topk_weights": torch.ones(3, 2), "topk_ids": torch.zeros(3, 2, dtype=torch.int32),
         "activation": None, "global_num_experts": 4, "expert_map": None, "a1q_scale": None, "a2_scale": None,
         "workspace13": None, "workspace2": None, "expert_tokens_meta": None,
@@ -114,6 +120,9 @@ def call(**changes: Any) -> None:
         ({"apply_router_weight_on_input": True}, "the router's weights on the input"),
         ({"hidden_states": torch.zeros(3, 256)}, "input in torch.float32"),
         ({"a1q_scale": torch.ones(3, 2)}, "it takes bfloat16 and quantizes by itself"),
+        ({"output": torch.empty(3, 256)}, "output in torch.float32"),
+        ({"output": torch.empty(256, 3, dtype=torch.bfloat16).T}, "not contiguous"),
+        ({"topk_ids": torch.zeros(3, 4, dtype=torch.int32)}, "4 experts a token, not 2"),
     ],
 )
 def test_calls_that_the_kernels_do_not_take_are_refused(changes: dict[str, Any], said: str) -> None:
@@ -125,7 +134,7 @@ def test_more_pairs_than_the_decode_kernel_scans_are_refused() -> None:
     tokens = DECODE_PAIRS // 2 + 1
     with pytest.raises(ValueError, match=str(DECODE_PAIRS)):
         call(
-            output=torch.empty(tokens, 256),
+            output=torch.empty(tokens, 256, dtype=torch.bfloat16),
             hidden_states=torch.zeros(tokens, 256, dtype=torch.bfloat16),
             topk_weights=torch.ones(tokens, 2),
             topk_ids=torch.zeros(tokens, 2, dtype=torch.int32),

@@ -10,7 +10,7 @@ from autotune.client import RoutingClient
 from autotune.vocabulary.candidate import VLLM_BACKENDS, BackendName
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
-from autotune.vocabulary.table import RoutingTable
+from autotune.vocabulary.table import RoutingTable, table_label
 from autotune.vocabulary.traffic import TrafficProfile
 
 EXPLICIT_VARIABLES = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM", "VLLM_TEST_FORCE_FP8_MARLIN")
@@ -61,7 +61,7 @@ def choose_backend(client: RoutingClient, problem: Problem, checkpoint: Checkpoi
             return Chosen(None, f"{static.backend} is within the margin of the baseline {baseline}")
     revision = selection.published.revision if selection.published else None
     gains = ", ".join(f"{static.total_us[b] / best:.2f}x {b}" for b in sorted(baselines))
-    where = f"table revision {revision or 'none'} (digest {selection.table.digest[:12]})"
+    where = table_label(selection.table, revision)
     return Chosen(static.backend, f"{static.backend} for {problem} at {profile.name}: {gains} ({where})")
 
 

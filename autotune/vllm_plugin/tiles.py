@@ -20,7 +20,7 @@ from autotune.vllm_plugin.tile_choice import covered, tile_at, unlaunchable
 from autotune.vllm_plugin.tile_lookup import TileKey, pick_table
 from autotune.vllm_plugin.tile_map import Config, TileConfig, TileMap, forced, take_swap_ab
 from autotune.vocabulary.candidate import TritonCandidate
-from autotune.vocabulary.table import PublishedTable, RoutingTable
+from autotune.vocabulary.table import PublishedTable, RoutingTable, table_label
 
 _CONFIG_ARGUMENTS = ("E", "N", "dtype", "block_n", "block_k")
 _DEFAULT_ARGUMENTS = ("M", "E", "N", "K", "topk", "dtype", "block_shape")
@@ -96,7 +96,7 @@ class Tiles(Feature):
         environment = self.context.client.environment or table.environment
         unfit = unlaunchable(table, environment, moved)
         counts = covered(table, moved, unfit)
-        where = f"table revision {published.revision or 'none'} (digest {table.digest[:12]})"
+        where = table_label(table, published.revision)
         if unfit:
             reasons = joined(unfit.values())
             warn_once(f"{where}: vLLM's own tile where the table's cannot run for {table.problem}: {reasons}")

@@ -291,6 +291,12 @@ class StaticChoice(_Frozen):
     total_us: dict[BackendName, float]
 
 
+def table_label(table: RoutingTable, revision: int | None) -> str:
+    """A table as logs name it. One without a revision is a file's, which no channel points at."""
+    which = "unpublished table" if revision is None else f"table revision {revision}"
+    return f"{which} (digest {table.digest[:12]})"
+
+
 class PublishedTable(_Frozen):
     """A table as a source hands it out: `table` is null where the channel points at "none"."""
 

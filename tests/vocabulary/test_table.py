@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from autotune.vocabulary.candidate import DeepGemmCandidate, FlashinferCutlassCandidate
 from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.errors import TableError
-from autotune.vocabulary.table import Miss, Route, RoutingTable, Speedup, Timing, Verdict
+from autotune.vocabulary.table import Miss, Route, RoutingTable, Speedup, Timing, Verdict, table_label
 from autotune.vocabulary.traffic import TrafficProfile
 from tests.factories import BASELINE, H100, H200, make_table, triton
 
@@ -163,6 +163,12 @@ def test_a_changed_table_is_refused_whole(how: str) -> None:
 def test_other_json_is_no_table(data: object) -> None:
     with pytest.raises(TableError):
         RoutingTable.from_json_data(data)
+
+
+def test_a_table_without_a_revision_is_not_called_one_of_none() -> None:
+    table = make_table()
+    assert table_label(table, 7) == f"table revision 7 (digest {table.digest[:12]})"
+    assert table_label(table, None) == f"unpublished table (digest {table.digest[:12]})"
 
 
 def test_a_later_schema_names_the_way_out() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from autotune.kernels.fused_decode._gate import choose
 from autotune.kernels.fused_decode._rows import pairs_of, rows_of, wait_for
 from autotune.kernels.fused_decode._tile import multiply
 from autotune.kernels.fused_triton._op import BLOCK128, TENSOR
@@ -53,7 +54,7 @@ def _down_rows(
     scale, N: tl.constexpr, K: tl.constexpr, TOPK: tl.constexpr, EXPERTS: tl.constexpr, SCHEME: tl.constexpr,
     INTERPRET: tl.constexpr, PAIRS: tl.constexpr, ROUTED: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    HOLD: tl.constexpr,
+    HOLD: tl.constexpr, chosen_weight, CHOOSE: tl.constexpr,
 ):  # fmt: skip
     """Rows first..first+BLOCK_M of an expert, for one tile of columns and one part of the reduction."""
     TILES: tl.constexpr = (K + BLOCK_N - 1) // BLOCK_N
@@ -62,9 +63,12 @@ def _down_rows(
     pair = pairs_of(list_ptr, hits, ranks, slot, pairs, first, count, PAIRS, ROUTED, BLOCK_M)
     pair = pair.to(tl.int64)
     real = first + tl.arange(0, BLOCK_M) < count
-    chosen = tl.load(ids_ptr + pair, mask=real, other=0)
-    here = real & (chosen >= 0) & (chosen < EXPERTS)
-    weight = tl.load(topk_weights_ptr + pair, mask=here, other=0.0)
+    if CHOOSE:
+        weight = tl.where(real, chosen_weight, 0.0)
+    else:
+        chosen = tl.load(ids_ptr + pair, mask=real, other=0)
+        here = real & (chosen >= 0) & (chosen < EXPERTS)
+        weight = tl.load(topk_weights_ptr + pair, mask=here, other=0.0)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     x_scale = tl.zeros((BLOCK_M,), tl.float32)
     if HOLD:
@@ -112,7 +116,8 @@ def down(
     N: tl.constexpr, K: tl.constexpr, TOPK: tl.constexpr, EXPERTS: tl.constexpr, SCHEME: tl.constexpr,
     INTERPRET: tl.constexpr, PAIRS: tl.constexpr, ROUTED: tl.constexpr, TARGET: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, CROWDED_M: tl.constexpr,
+    STAGES: tl.constexpr, CROWDED_M: tl.constexpr, logits_ptr, renormalize, CHOOSE: tl.constexpr,
+    GATE_BINS: tl.constexpr,
 ):  # fmt: skip
     """partial[pair, part, :] = topk_weight[pair] * (inner[pair] @ w.T), and out for tokens that are complete.
 
@@ -135,7 +140,14 @@ def down(
             wait_for(ready_ptr, target, INTERPRET)
         else:
             wait_for(counter_ptr + slot, TARGET, INTERPRET)
-    expert, count, hits, ranks = rows_of(ids_ptr, slot_ptr, slot, pairs, EXPERTS, PAIRS, ROUTED)
+    chosen_weight = 0.0
+    if CHOOSE:
+        expert, chosen_weight = choose(logits_ptr, slot, renormalize, EXPERTS, GATE_BINS, TOPK, True)
+        count = 1
+        hits = (tl.arange(0, PAIRS) == slot).to(tl.int32)
+        ranks = hits * 0
+    else:
+        expert, count, hits, ranks = rows_of(ids_ptr, slot_ptr, slot, pairs, EXPERTS, PAIRS, ROUTED)
     if count > 0:
         w_ptr += expert * (K * N)
         columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -164,14 +176,14 @@ def down(
                     inner_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, list_ptr, partial_ptr, out_ptr,
                     arrived_ptr, held, held_scales, hits, ranks, expert, slot, tile, part, columns, safe,
                     begin, pairs, first, count, scale, N, K, TOPK, EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED,
-                    SPLIT, CROWDED_M, BLOCK_N, BLOCK_K, FEWER, HOLD,
+                    SPLIT, CROWDED_M, BLOCK_N, BLOCK_K, FEWER, HOLD, chosen_weight, CHOOSE,
                 )  # fmt: skip
         for first in range(0, plain, BLOCK_M):
             _down_rows(
                 inner_ptr, w_ptr, w_scale_ptr, topk_weights_ptr, ids_ptr, list_ptr, partial_ptr, out_ptr,
                 arrived_ptr, held, held_scales, hits, ranks, expert, slot, tile, part, columns, safe,
                 begin, pairs, first, count, scale, N, K, TOPK, EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED,
-                SPLIT, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, HOLD,
+                SPLIT, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, HOLD, chosen_weight, CHOOSE,
             )  # fmt: skip
     # The last block of a slot, and of all slots, leave the counters at zero for the next call.
     tl.debug_barrier()

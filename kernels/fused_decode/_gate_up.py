@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from autotune.kernels.fused_decode._gate import choose
 from autotune.kernels.fused_decode._rows import pairs_of, rows_of, signal, wait_for
 from autotune.kernels.fused_decode._tile import multiply
 from autotune.kernels.fused_triton._op import BLOCK128, TENSOR, _to_fp8
@@ -64,7 +65,8 @@ def gate_up(
     N: tl.constexpr, K: tl.constexpr, TOPK: tl.constexpr, EXPERTS: tl.constexpr, SCHEME: tl.constexpr,
     UP_FIRST: tl.constexpr, FIRST: tl.constexpr, QUANTIZED: tl.constexpr, INTERPRET: tl.constexpr,
     PAIRS: tl.constexpr, ROUTED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CROWDED_M: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CROWDED_M: tl.constexpr, logits_ptr, renormalize,
+    CHOOSE: tl.constexpr, GATE_BINS: tl.constexpr,
 ):  # fmt: skip
     """inner[pair, :] = silu(x[token] @ gate.T) * (x[token] @ up.T).
 
@@ -81,7 +83,13 @@ def gate_up(
     row = (1 - half if UP_FIRST else half) * N + column % N
     if ROUTED:
         wait_for(ready_ptr, target, INTERPRET)
-    expert, count, hits, ranks = rows_of(ids_ptr, slot_ptr, slot, pairs, EXPERTS, PAIRS, ROUTED)
+    if CHOOSE:
+        expert, _weight = choose(logits_ptr, slot, renormalize, EXPERTS, GATE_BINS, TOPK, False)
+        count = 1
+        hits = (tl.arange(0, PAIRS) == slot).to(tl.int32)
+        ranks = hits * 0
+    else:
+        expert, count, hits, ranks = rows_of(ids_ptr, slot_ptr, slot, pairs, EXPERTS, PAIRS, ROUTED)
     if count > 0:
         w_ptr += expert * (2 * N * K)
         static_scale = 1.0

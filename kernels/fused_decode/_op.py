@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from autotune.kernels.fused_decode._down import down
 from autotune.kernels.fused_decode._gate_up import gate_up
@@ -20,27 +21,32 @@ from autotune.kernels.fused_decode._rows import route, signal
 from autotune.kernels.fused_decode._tile import quantize
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["pairs", "renormalize"])
 def layer_kernel(
     x_ptr, x_scale_ptr, q_ptr, q_scale_ptr, w13_ptr, w13_scale_ptr, ids_ptr, topk_weights_ptr,
-    inner_scale_ptr, inner_ptr, w2_ptr, w2_scale_ptr, partial_ptr, out_ptr, slot_ptr, counter_ptr, pairs,
+    inner_scale_ptr, inner_ptr, w2_ptr, w2_scale_ptr, partial_ptr, out_ptr, slot_ptr, counter_ptr,
+    logits_ptr, pairs, renormalize,
     N: tl.constexpr, K: tl.constexpr, TOPK: tl.constexpr, EXPERTS: tl.constexpr, SCHEME: tl.constexpr,
     UP_FIRST: tl.constexpr, FIRST: tl.constexpr, QUANTIZED: tl.constexpr, INTERPRET: tl.constexpr,
     PAIRS: tl.constexpr, ROUTED: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, GATE_UP_N: tl.constexpr, GATE_UP_K: tl.constexpr, GATE_UP_STAGES: tl.constexpr,
     DOWN_N: tl.constexpr, DOWN_K: tl.constexpr, DOWN_STAGES: tl.constexpr, SPLIT: tl.constexpr,
-    CROWDED_M: tl.constexpr,
+    CROWDED_M: tl.constexpr, CHOOSE: tl.constexpr, GATE_BINS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The whole layer (grid: preparing blocks, slots x tiles of N, slots x tiles of K x parts).
 
     Slots are the experts that have rows. ROUTED: one preparing block for each expert lists its rows; else
     every block finds them itself, and a slot is a pair. FIRST: the preparing blocks quantize x, too; else
-    every block of the first GEMM quantizes what it reads, unless x is QUANTIZED when it comes in.
+    every block of the first GEMM quantizes what it reads, unless x is QUANTIZED when it comes in. CHOOSE: of
+    one token, every block finds its expert and weight in `logits` by itself (GATE_BINS: a power of two, at
+    least EXPERTS), and nothing is read of ids and weights. PDL: launched before the launch ahead is done.
 
     inner: scratch [pairs, N], FP8 per tensor, else bf16. partial: scratch [pairs * SPLIT, K], float32 or
     (SPLIT 1) bf16. slots: scratch int32 [EXPERTS * (2 + pairs)]. counters: int32
     [2 + 2 * slots + tokens * tiles of K], zero before and after.
     """
+    if PDL:
+        gdc_wait()
     tokens = pairs // TOPK
     slots = pairs
     if ROUTED:
@@ -67,6 +73,7 @@ def layer_kernel(
             slot_ptr + 2 * EXPERTS, inner_scale_ptr, inner_ptr, counter_ptr, done_ptr, block - preparing,
             pairs, preparing, N, K, TOPK, EXPERTS, SCHEME, UP_FIRST, FIRST, QUANTIZED, INTERPRET, PAIRS,
             ROUTED, BLOCK_M, GATE_UP_N, GATE_UP_K, GATE_UP_STAGES, CROWDED_M,
+            logits_ptr, renormalize, CHOOSE, GATE_BINS,
         )  # fmt: skip
     else:
         down(
@@ -74,5 +81,5 @@ def layer_kernel(
             slot_ptr + 2 * EXPERTS, partial_ptr, out_ptr, counter_ptr, done_ptr, done_ptr + slots,
             done_ptr + 2 * slots, block - preparing - slots * TILES, slots, pairs, preparing, N, K, TOPK,
             EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED, TILES, SPLIT, BLOCK_M, DOWN_N, DOWN_K, DOWN_STAGES,
-            CROWDED_M,
+            CROWDED_M, logits_ptr, renormalize, CHOOSE, GATE_BINS,
         )  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 import triton
 
+from autotune.kernels.fused_decode._gate import gate_kernel
 from autotune.kernels.fused_decode._op import layer_kernel
 from autotune.kernels.launch import SCHEME_CODES, Launch, or_else
 from autotune.kernels.specs import DECODE_PAIRS
@@ -91,11 +94,109 @@ def plan(
     return [_launch(weights, inputs, candidate, output)]
 
 
+@dataclass(frozen=True)
+class Gate:
+    """A linear gate whose softmax chooses the experts.
+
+    Args:
+        weight: `[E, K]` bfloat16, contiguous.
+        renormalize: whether the chosen experts' weights add up to one, or are the softmax over all experts.
+    """
+
+    weight: torch.Tensor
+    renormalize: bool
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What the gate's launch hands to the layer's: logits `[E]` bfloat16, scales of the FP8 row by block."""
+
+    logits: torch.Tensor
+    renormalize: bool
+    scales: torch.Tensor
+
+
+def plan_from_gate(
+    weights: MoeWeights,
+    gate: Gate,
+    hidden: torch.Tensor,
+    candidate: FusedDecodeCandidate,
+    output: torch.Tensor,
+) -> list[Launch]:
+    """Lay out a single token's layer together with the gate in front of it: two launches.
+
+    The first makes the logits, summed in float32 and rounded to bfloat16 as a GEMM's are, and the token in
+    FP8. In the second every block chooses by itself, of equal logits the lower expert first, as vLLM's
+    `topk_softmax` does. The same input gives the same bits.
+
+    Args:
+        hidden: `[1, K]` bfloat16, contiguous.
+        output: `[1, K]` bfloat16, contiguous, written whole.
+
+    Raises:
+        ValueError: for what the kernels do not take.
+    """
+    problem, device = weights.problem, hidden.device
+    if problem.ep > 1:
+        raise ValueError("the gate chooses among experts of other ranks, too")
+    if problem.topk > SCANNED_PAIRS:
+        raise ValueError(f"a block chooses among up to {SCANNED_PAIRS} experts a token, not {problem.topk}")
+    for name, tensor, shape in (
+        ("hidden", hidden, (1, problem.K)), ("the gate", gate.weight, (problem.E, problem.K)),
+        ("output", output, (1, problem.K)),
+    ):  # fmt: skip
+        if (tuple(tensor.shape), tensor.dtype) != (shape, torch.bfloat16) or not tensor.is_contiguous():
+            raise ValueError(f"{name}: {tuple(tensor.shape)} in {tensor.dtype}, not {shape} in bfloat16")
+    dependent = _dependent_launches()
+    logits = torch.empty(problem.E, dtype=torch.bfloat16, device=device)
+    row = scales = hidden
+    chunks = 0
+    if problem.scheme.is_fp8:
+        row = torch.empty(1, problem.K, dtype=torch.float8_e4m3fn, device=device)
+        chunks = triton.cdiv(problem.K, QUANTIZE_WIDTH)
+        scales = row
+    if problem.scheme is Scheme.FP8_BLOCK128:
+        scales = torch.empty(1, problem.K // 128, dtype=torch.float32, device=device)
+    first = Launch(
+        gate_kernel,
+        (problem.E + chunks,),
+        (hidden, gate.weight, logits, or_else(weights.a1_scale, logits), row, scales),
+        {
+            "K": problem.K,
+            "EXPERTS": problem.E,
+            "SCHEME": SCHEME_CODES[problem.scheme],
+            "ROW": triton.next_power_of_2(problem.K),
+            "WIDTH": QUANTIZE_WIDTH,
+            "PDL": dependent,
+            "num_warps": 4,
+        },
+    )
+    chosen = _Chosen(logits, gate.renormalize, scales)
+    second = _launch(weights, LayerInputs(row, logits, logits), candidate, output, chosen)
+    return [first, replace(second, options={**second.options, "PDL": True, "launch_pdl": True})
+            if dependent else second]  # fmt: skip
+
+
+def _dependent_launches() -> bool:
+    """Whether a launch may begin before the one ahead is done (from Hopper on).
+
+    With it the two launches of a token took 17.6 us instead of 18.2 on one H200.
+    """
+    if triton.knobs.runtime.interpret:
+        return False
+    try:
+        target = triton.runtime.driver.active.get_current_target()
+    except RuntimeError:  # no GPU
+        return False
+    return bool(target.backend == "cuda" and int(target.arch) >= 90)
+
+
 def _launch(
     weights: MoeWeights,
     inputs: LayerInputs,
     candidate: FusedDecodeCandidate,
     output: torch.Tensor,
+    chosen: _Chosen | None = None,
 ) -> Launch:
     problem, ids = weights.problem, inputs.topk_ids
     pairs = inputs.tokens * problem.topk
@@ -111,6 +212,8 @@ def _launch(
     blocks = preparing + slots * tiles + slots * down_tiles * split
     device = ids.device
     quantized, scales, listed = inputs.hidden, ids, ids
+    if chosen is not None:
+        scales = chosen.scales
     if routed:
         listed = torch.empty((2 + pairs) * problem.E, dtype=torch.int32, device=device)
     if first:
@@ -131,7 +234,8 @@ def _launch(
             or_else(weights.w13_scale, ids), ids, inputs.topk_weights, or_else(weights.a2_scale, ids),
             inner, weights.w2, or_else(weights.w2_scale, ids),
             partial, output, listed,
-            counters(device, 2 + 2 * slots + inputs.tokens * down_tiles), pairs,
+            counters(device, 2 + 2 * slots + inputs.tokens * down_tiles),
+            ids if chosen is None else chosen.logits, pairs, 1 if chosen is None else int(chosen.renormalize),
         ),
         {
             "N": problem.N,
@@ -156,6 +260,9 @@ def _launch(
             "DOWN_STAGES": candidate.down_stages,
             "SPLIT": split,
             "CROWDED_M": max(candidate.crowded_block_m, candidate.block_m),
+            "CHOOSE": chosen is not None,
+            "GATE_BINS": triton.next_power_of_2(problem.E),
+            "PDL": False,
             "num_warps": candidate.num_warps,
         },
     )  # fmt: skip

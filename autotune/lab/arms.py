@@ -8,7 +8,7 @@ from autotune.lab.plan import Arm
 from autotune.vocabulary.errors import UnknownNameError
 from autotune.vocabulary.problem import Scheme
 
-_ALONE = {"AUTOTUNE_UNSPECIALIZE": "0", "AUTOTUNE_WARMUP_SECONDS": "0"}
+_ALONE = {"AUTOTUNE_UNSPECIALIZE": "0", "AUTOTUNE_WARMUP_SECONDS": "0", "AUTOTUNE_GATE": "0"}
 
 NOT_EXPRESSIBLE = {
     "swap_ab without its tile": "a table holds Swap-AB with a tile, and vLLM has no switch: `swap_ab` takes "
@@ -100,6 +100,13 @@ def known_arms(scheme: Scheme) -> dict[str, Arm]:
             "routing per call to the decode kernel alone",
             {"AUTOTUNE_MODE": "route"},
             table="fused_decode",
+        ),
+        factor(
+            "gate",
+            "the same, a single token taken from the gate on",
+            {"AUTOTUNE_MODE": "route", "AUTOTUNE_GATE": "1"},
+            table="fused_decode",
+            against="fused_decode",
         ),
         factor(
             "fused_triton",

@@ -43,6 +43,7 @@ class Inner:
         workspaces: vLLM's `workspace_shapes` of these experts; None if they need none of vLLM's.
         experts: vLLM's object behind it, if there is one.
         lay_out: of a kernel of ours, the launches of a call: its token count and the two weights.
+        own: the kernel of ours.
     """
 
     apply: Callable[..., Any]
@@ -50,6 +51,7 @@ class Inner:
     workspaces: Callable[..., Shapes] | None = None
     experts: Any = None
     lay_out: Callable[[int, Any, Any], Any] | None = None
+    own: OwnKernel | None = None
 
 
 class UnavailableError(Exception):
@@ -89,7 +91,7 @@ def build(layer: Layer, entry: Entry, made: dict[BackendName, Any]) -> Inner:
             kernel = OwnKernel(layer.problem, entry.candidate, layer.base, layer.order)
         except ImportError as error:
             raise UnavailableError(f"{type(error).__name__}: {error}") from error
-        return Inner(kernel.apply, raw_input=True, lay_out=kernel.lay_out)
+        return Inner(kernel.apply, raw_input=True, lay_out=kernel.lay_out, own=kernel)
     experts = made.get(entry.backend)
     if experts is None:
         experts = made[entry.backend] = _vllm_experts(layer, entry.backend)

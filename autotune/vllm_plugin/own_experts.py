@@ -28,6 +28,15 @@ def kernel_plan(backend: BackendName) -> Any:
     return importlib.import_module(_PLANS[backend]).plan
 
 
+def gate_plan() -> Any:
+    """The function that lays out a single token's layer from the gate on.
+
+    Raises:
+        ImportError: without torch or Triton.
+    """
+    return importlib.import_module(_PLANS["fused_decode"]).plan_from_gate
+
+
 def tried_at(problem: Problem, candidate: Candidate, first: int, last: int) -> tuple[int, ...]:
     """The token counts at which a route is tried: its first, and the first of each further Triton variant.
 
@@ -116,9 +125,7 @@ class OwnKernel:
             topk_ids = topk_ids.to(torch.int32)
         if topk_weights.dtype is not torch.float32:
             topk_weights = topk_weights.to(torch.float32)
-        weights = self._weights
-        if weights is None or weights.w13 is not w1 or weights.w2 is not w2:
-            weights = self._read(w1, w2)
+        weights = self._of(w1, w2)
         # The kernels read row after row; what is so already is not copied.
         inputs = LayerInputs(hidden_states.contiguous(), topk_ids.contiguous(), topk_weights.contiguous())
         known = self._prepared
@@ -137,6 +144,41 @@ class OwnKernel:
                 known.clear()
             known[key] = prepare(launches, runners, weights, inputs, output)
 
+    def apply_from_gate(
+        self, output: Any, hidden: Any, w1: Any, w2: Any, gate: Any, renormalize: bool
+    ) -> None:
+        """A single token's layer with the gate in front of it (`fused_decode` only).
+
+        Args:
+            output, hidden: `[1, K]` bfloat16.
+            gate: `[E, K]` bfloat16.
+            renormalize: whether the weights of a token's experts add up to one.
+
+        Raises:
+            ValueError: for what the kernels do not take.
+        """
+        for launch in self._from_gate(self._of(w1, w2), gate, renormalize, hidden, output):
+            launch.run()
+
+    def lay_out_from_gate(self, w1: Any, w2: Any) -> Any:
+        """The launches of `apply_from_gate`, for compiling only; `renormalize` makes no other kernel of them.
+
+        Raises:
+            ValueError: for weights that the kernels do not read.
+        """
+        import torch
+
+        from autotune.kernels.backends.fused import unfilled
+
+        _, inputs = unfilled(self.problem, 1)
+        gate = torch.empty(self.problem.E, self.problem.K, dtype=torch.bfloat16, device="cpu")
+        return self._from_gate(self._read(w1, w2), gate, True, inputs.hidden, inputs.hidden)
+
+    def _from_gate(self, weights: Any, gate: Any, renormalize: bool, hidden: Any, output: Any) -> Any:
+        from autotune.kernels.fused_decode.op import Gate
+
+        return gate_plan()(weights, Gate(gate, renormalize), hidden, self.candidate, output)
+
     def lay_out(self, tokens: int, w1: Any, w2: Any) -> Any:
         """The launches of a call of so many tokens, for compiling only: no memory of the GPU is taken.
 
@@ -147,6 +189,12 @@ class OwnKernel:
 
         _, inputs = unfilled(self.problem, tokens)
         return self._plan(self._read(w1, w2), inputs, self.candidate, inputs.hidden)
+
+    def _of(self, w1: Any, w2: Any) -> Any:
+        weights = self._weights
+        if weights is None or weights.w13 is not w1 or weights.w2 is not w2:
+            weights = self._read(w1, w2)
+        return weights
 
     def _read(self, w1: Any, w2: Any) -> Any:
         self._weights = layer_weights(self.problem, self.experts, w1, w2, self.order)

@@ -74,11 +74,12 @@ def compile_ahead(label: str, calls: Iterable[LayOut], limit_s: float) -> None:
         begun.finish()
 
 
-def begin_plan(plan: RoutePlan, inners: Sequence[Inner]) -> Ahead | None:
+def begin_plan(plan: RoutePlan, inners: Sequence[Inner], gate: bool = False) -> Ahead | None:
     """Begin to compile what a new plan's routes launch of our kernels.
 
     Args:
         inners: of a layer, the base first. Only shapes are read of its tensors.
+        gate: whether a single token may be taken from the gate on.
 
     Returns:
         None where nothing is begun: nothing is missing, there is no GPU, or it fails, which the log says; the
@@ -93,13 +94,19 @@ def begin_plan(plan: RoutePlan, inners: Sequence[Inner]) -> Ahead | None:
 
         weights, _ = unfilled(plan.problem, 1)
         most = _largest_batch()
-        calls = [
+        calls: list[LayOut] = [
             partial(inner.lay_out, count, weights.w13, weights.w2)
             for inner, entry in zip(inners[1:], plan.entries, strict=True)
             if inner.lay_out is not None
             for count in tried_at(plan.problem, entry.candidate, entry.first, entry.last)
             if count <= most
         ]
+        if gate:
+            calls += [
+                partial(inner.own.lay_out_from_gate, weights.w13, weights.w2)
+                for inner, entry in zip(inners[1:], plan.entries, strict=True)
+                if inner.own is not None and entry.backend == "fused_decode" and entry.first == 1
+            ]
         return begin(str(plan.problem), calls, plan.ahead_s)
     except Exception as error:
         info_once(f"our kernels are not compiled ahead: {type(error).__name__}: {error}")

@@ -61,6 +61,8 @@ class RoutePlan:
         """Seconds for which our kernels may be compiled side by side before the first routes are tried."""
         self.ahead: Ahead | None = None
         """Those that are being compiled since the plan was made."""
+        self.gate_wrong: str | None = None
+        """What is wrong with our gate in front of one token's route (`gate.py`); None until it is tried."""
         self.lock = threading.Lock()
 
     def __str__(self) -> str:

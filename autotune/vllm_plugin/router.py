@@ -175,7 +175,7 @@ class Router(Feature):
             *(build(layer, entry, made) for entry in plan.entries),
         ]  # fmt: skip
         if new:
-            plan.ahead = begin_plan(plan, inners)
+            plan.ahead = begin_plan(plan, inners, self.context.client.settings.gate)
         return router_class(module)(plan, inners, _quantization(), _tuner(base))
 
     def _plan(

@@ -13,6 +13,7 @@ from autotune.vllm_plugin.deep_gemm_warmup import DeepGemmWarmup
 from autotune.vllm_plugin.deployment import Deployment
 from autotune.vllm_plugin.environment import NoGpuError, installed, resolve_environment, tested
 from autotune.vllm_plugin.features import Context, Feature
+from autotune.vllm_plugin.gate import FusedGate
 from autotune.vllm_plugin.log import first_time, info_once, logger, warn_once
 from autotune.vllm_plugin.observer import LayerObserver
 from autotune.vllm_plugin.ranks import Ranks
@@ -135,6 +136,8 @@ def _deciding(context: Context) -> list[Feature]:
             features += [WorkerCounts(context, router.ledger), StepMetrics(context)]
     if mode == "route":
         features.append(DeepGemmWarmup(context))
+        if context.client.settings.gate:
+            features.append(FusedGate(context))
     if mode in ("tiles", "route") and context.client.settings.unspecialize and fitting(context.client):
         # vLLM's kernel is every model's: where no table fits, it stays.
         features.append(Recompiles(context))

@@ -47,6 +47,8 @@ class Settings:
         concurrency: traffic for the static choice (`AUTOTUNE_CONCURRENCY`).
         unspecialize: keep vLLM's Triton MoE kernel from compiling again for new token counts
             (`AUTOTUNE_UNSPECIALIZE`, 0 or 1).
+        gate: take a single token from the gate on, where its route is `fused_decode`
+            (`AUTOTUNE_GATE`, 0 or 1).
         warmup_s: how long a starting vLLM worker may compile what the table can reach, seconds; 0 leaves
             every variant to its first use (`AUTOTUNE_WARMUP_SECONDS`).
         cache: folder of last known good tables (`AUTOTUNE_CACHE`, else as `default_cache` says).
@@ -64,6 +66,7 @@ class Settings:
     timeout_s: float = 2.0
     concurrency: int = 8
     unspecialize: bool = True
+    gate: bool = True
     warmup_s: float = 120.0
     cache: Path = field(default_factory=default_cache)
     metrics: bool = True
@@ -100,6 +103,7 @@ class Settings:
             timeout_s=_positive("AUTOTUNE_TIMEOUT", get("TIMEOUT"), 2.0, float),
             concurrency=_positive("AUTOTUNE_CONCURRENCY", get("CONCURRENCY"), 8, int),
             unspecialize=_switch("AUTOTUNE_UNSPECIALIZE", get("UNSPECIALIZE"), cls.unspecialize),
+            gate=_switch("AUTOTUNE_GATE", get("GATE"), cls.gate),
             warmup_s=_seconds_or_none("AUTOTUNE_WARMUP_SECONDS", get("WARMUP_SECONDS"), cls.warmup_s),
             cache=_path("AUTOTUNE_CACHE", cache) if cache else default_cache(source),
             metrics=_switch("AUTOTUNE_METRICS", get("METRICS"), cls.metrics),

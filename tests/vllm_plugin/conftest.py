@@ -327,6 +327,20 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
         "routed_block", "routed@router_scenarios", table("routed-block", deep), scheme="fp8_block128",
         base="triton", counts=[1, 5, 9, 16, 17],
     )  # fmt: skip
+    # Our gate.
+    gate = table("gate", routed_table(version, baseline=BLOCK_BASELINE))
+
+    def gating(name: str, function: str, env: dict[str, str] | None = None, **given: Any) -> None:
+        add(name, f"{function}@gate_scenarios", gate, env, **given)
+
+    for renormalize in (True, False):
+        gating(f"gate_{renormalize}", "taken", renormalize=renormalize)
+    for how in ("wrong", "raises", "later"):
+        gating(f"gate_{how}", "fails", how=how)
+    gating("gate_refused", "refused")
+    gating("gate_off", "declined", {"AUTOTUNE_GATE": "0"})
+    for what in ("signature", "choice"):
+        gating(f"gate_changed_{what}", "changed", what=what)
     for what in ("init", "apply", "prepare", "warmup"):
         add(f"changed_{what}", "changed_kernel@router_scenarios", one, what=what)
     # Counts.

@@ -2,13 +2,15 @@
 
     python serve_once.py MODEL_FOLDER [FLAG [RANKS]]
 
-Prints one JSON line: for each prompt its generated token ids, and how long the start took in seconds. The
-file FLAG is made between the start and the first prompt. RANKS is the number of GPUs that share each layer.
+Prints one JSON line: for each prompt its generated token ids with their log probabilities, and how long the
+start took in seconds. The file FLAG is made between the start and the first prompt. RANKS is the number of
+GPUs that share each layer. With SERVE_ALONE set the prompts come one after another.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -40,11 +42,19 @@ def main() -> None:
     ready = time.monotonic()
     if len(sys.argv) > 2:
         Path(sys.argv[2]).touch()
-    wanted = vllm.SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+    wanted = vllm.SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=0)
     prompts = [{"prompt_token_ids": [100 + 7 * i % 1000 for i in range(length)]} for length in PROMPTS]
-    answers = engine.generate(prompts, wanted, use_tqdm=False)
-    tokens = [list(answer.outputs[0].token_ids) for answer in answers]
-    print(json.dumps({"tokens": tokens, "start_s": round(ready - start, 1)}), flush=True)
+    batches = [[prompt] for prompt in prompts] if os.environ.get("SERVE_ALONE") else [prompts]
+    found = [a.outputs[0] for batch in batches for a in engine.generate(batch, wanted, use_tqdm=False)]
+    answer = {
+        "tokens": [list(one.token_ids) for one in found],
+        "logprobs": [
+            [place[token].logprob for token, place in zip(one.token_ids, one.logprobs, strict=True)]
+            for one in found
+        ],
+        "start_s": round(ready - start, 1),
+    }
+    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def test_all_features_apply_and_come_off_again(inside: Inside) -> None:
             "counts",
             "metrics",
             "deep-gemm-warmup",
+            "gate",
             "warmup",
             "ranks",
         ),

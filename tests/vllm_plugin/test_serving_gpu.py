@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autotune.vocabulary.candidate import FusedTritonCandidate, Tile
+from autotune.vocabulary.candidate import FusedDecodeCandidate, FusedTritonCandidate, Tile
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.wire import encode_tables
@@ -145,6 +145,31 @@ def test_a_backend_that_raises_at_call_time_leaves_the_table_and_the_rest_serves
     (line,) = served.warnings()
     assert "fused_triton leaves the table" in line
     assert "RuntimeError: misaligned address" in line
+
+
+DECODE = FusedDecodeCandidate(
+    block_m=16, gate_up_block_n=32, gate_up_block_k=128, down_block_n=64, down_block_k=128
+)
+
+
+def test_single_tokens_are_taken_from_the_gate_on_and_say_the_same(here: Environment, tmp_path: Path) -> None:
+    """With and without our gate: until a token differs, the same log probabilities."""
+    made = make_table(problem=PROBLEM, environment=here, winner=DECODE, tokens=(8, 64), firsts={8: 1})
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(made.to_json_data()))
+    taken, left = (
+        serve(tmp_path, AUTOTUNE_TABLE=str(path), SERVE_ALONE="1", AUTOTUNE_GATE=gate) for gate in "10"
+    )
+    said = "a single token's gate, choice and layer are two launches"
+    assert len(taken.saying(said)) == 1, taken.lines
+    assert left.saying(said) == set()
+    assert taken.warnings() == left.warnings() == set()
+    for ours, theirs, first, second in zip(
+        taken.tokens, left.tokens, taken.logprobs, left.logprobs, strict=True
+    ):
+        alike = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(ours))
+        assert alike >= 2, (ours, theirs)
+        assert max(abs(a - b) for a, b in zip(first[:alike], second[:alike], strict=True)) <= 0.1
 
 
 def test_a_whole_engine_routes_and_an_excluded_plugin_says_nothing(here: Environment, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ class Served:
     """One engine: what it generated, how long it took to start, and what the plugin said."""
 
     tokens: list[list[int]]
+    logprobs: list[list[float]]
     start_s: float
     lines: list[str]
 

@@ -124,6 +124,27 @@ def test_a_new_plan_s_kernels_are_compiled_beside_what_the_process_does(
     assert counted.count == 0
 
 
+@pytest.mark.parametrize(("gate", "missing"), [(True, 0), (False, 2)])
+def test_a_single_token_s_gate_is_compiled_with_them(
+    gate: bool, missing: int, h200: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, w1, w2 = kernels()
+    inners = [Inner(made[0].apply, True), Inner(made[0].apply, True, lay_out=made[0].lay_out, own=made[0])]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    plan = RoutePlan(PROBLEM, Outlook("flashinfer_cutlass", (Entry(1, 8, DECODE),), ()))
+    plan.ahead_s = 240.0
+    begun = begin_plan(plan, inners, gate)
+    assert begun is not None
+    begun.finish()
+    assert "left" not in lines[0]
+    with counting_compiles() as counted:
+        for launch in made[0].lay_out_from_gate(w1, w2):
+            assert launch.options["PDL"], "on an H200 the second launch begins early"
+            launch.kernel.device_caches.clear()
+            launch.compile()
+    assert counted.count == missing
+
+
 def test_an_interrupt_while_it_is_waited_for_ends_what_compiles(h200: Any, lines: list[str]) -> None:
     made, w1, w2 = kernels()
     begun = begin("this layer", [partial(made[1].lay_out, 1, w1, w2)], 240.0)

@@ -137,6 +137,7 @@ class Space:
         starts: list[Candidate] = []
         for short, n, k, stages, down_n, down_k, down_stages, warps, split in (
             (16, 32, deep, 4, 64, wide, 3, 4, 1),
+            (16, 32, deep, 4, 64, deep, 3, 4, 1),
             (8, 32, deep, 3, 64, deep, 3, 4, 1),
             (8, 32, wide, 4, 64, wide, 3, 2, 1),
             (8, 64, wide, 3, broad, wide, min(3, pipeline), 4, 1),

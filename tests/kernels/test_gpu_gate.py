@@ -83,7 +83,7 @@ def pair(request):
 
 def best(problem: Problem) -> FusedDecodeCandidate:
     """What the starter table runs for one token."""
-    (table,) = (table for table in starter().tables if table.problem == problem)
+    (table,) = (found.table for found in starter().tables if found.problem == problem)
     winner = table.routes[0].winner
     assert isinstance(winner, FusedDecodeCandidate)
     return winner

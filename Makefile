@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 export PYTHON VENV TORCH_VERSION TRITON_VERSION TORCH_PIP_ARGS
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test lint test-slow test-versions test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-steps bench-layers bench-recompiles setup-run setup-test sources other-sources
+.PHONY: help sweep test lint test-slow test-versions test-gpu bench-serve bench-vllm bench-kernels bench-decode bench-steps bench-layers bench-recompiles bench-gate setup-run setup-test sources other-sources
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -79,6 +79,9 @@ bench-layers: ## with a CUDA GPU and vLLM in PYTHON: a call's cost with other la
 
 bench-recompiles: ## with a CUDA GPU and vLLM in PYTHON: vLLM's kernel with and without specialization
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/recompiles.py --out bench-results $(BENCH_ARGS)
+
+bench-gate: ## with a CUDA GPU and vLLM in PYTHON: a single token from the gate on, against vLLM's gate and choice
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/gate.py --out bench-results $(BENCH_ARGS)
 
 setup-run:
 	@tools/bootstrap.sh run

@@ -143,7 +143,7 @@ def test_no_time_means_no_row_and_no_evidence_is_said(
 @pytest.mark.slow
 def test_programs_without_a_replay_do_not_advise_one(tmp_path: Path) -> None:
     """On a machine without a GPU they say so, and name what does show recorded figures there."""
-    for name in ("recompiles", "decode_forms", "engine_steps", "layer_calls"):
+    for name in ("recompiles", "decode_forms", "engine_steps", "layer_calls", "gate"):
         done = subprocess.run(
             [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--out", str(tmp_path)],
             capture_output=True, text=True, check=False,

@@ -2,6 +2,8 @@
 
     TRITON_INTERPRET=1 python interpreted.py layer fp8_tensor      prints one JSON line per case
     TRITON_INTERPRET=1 python interpreted.py decode fp8_tensor
+    TRITON_INTERPRET=1 python interpreted.py gate fp8_tensor
+    TRITON_INTERPRET=1 python interpreted.py choose
     TRITON_INTERPRET=1 python interpreted.py sort
 
 The interpreter is chosen when triton is imported, so no test process can switch to it later.
@@ -22,11 +24,12 @@ from triton.runtime.interpreter import _convert_float
 
 import autotune.kernels.weights as weights_module
 from autotune.kernels.fused_decode import op as fused_decode
+from autotune.kernels.fused_decode._gate import choose
 from autotune.kernels.fused_triton.op import SORT_CHUNK, max_padded_rows, plan
 from autotune.kernels.launch import Launch, run_layer
 from autotune.kernels.reference import reference_moe, relative_l2
 from autotune.kernels.rope_fp8.op import rope_fp8, rope_fp8_reference, rotary_table
-from autotune.kernels.weights import in_layout, make_inputs, make_weights
+from autotune.kernels.weights import LayerInputs, MoeWeights, in_layout, make_inputs, make_weights
 from autotune.vocabulary.candidate import FusedDecodeCandidate, FusedTritonCandidate, Tile
 from autotune.vocabulary.problem import Problem, Scheme
 
@@ -196,6 +199,140 @@ def decode(scheme: Scheme) -> None:
         print(json.dumps(answer), flush=True)
 
 
+@triton.jit
+def choose_kernel(
+    logits_ptr, ids_ptr, again_ptr, weights_ptr, renormalize,
+    EXPERTS: tl.constexpr, BINS: tl.constexpr, TOPK: tl.constexpr,
+):  # fmt: skip
+    """What a block of the first GEMM chooses, and one of the second (grid: slots)."""
+    slot = tl.program_id(0)
+    expert, _ = choose(logits_ptr, slot, renormalize, EXPERTS, BINS, TOPK, False)
+    again, weight = choose(logits_ptr, slot, renormalize, EXPERTS, BINS, TOPK, True)
+    tl.store(ids_ptr + slot, expert)
+    tl.store(again_ptr + slot, again)
+    tl.store(weights_ptr + slot, weight)
+
+
+def softmax_topk(logits: torch.Tensor, topk: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts and weights of one token by torch; of equal logits the lower expert first, as vLLM's op."""
+    ids = logits.float().argsort(descending=True, stable=True)[:topk]
+    weights = logits.float().softmax(0)[ids]
+    return ids, weights / weights.sum() if renormalize else weights
+
+
+def choices() -> None:
+    """Print what `choose` makes of logits with ties, infinities and NaN."""
+    inf = float("inf")
+    above, below = torch.tensor([0x7FC0, 0xFFC0 - 65536], dtype=torch.int16).view(torch.bfloat16).unbind()
+    """NaN of either sign; which one a conversion makes is up to the machine."""
+    generator = torch.Generator().manual_seed(3)
+    some = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0, 3.0, inf, -inf]).to(torch.bfloat16)
+    some[1], some[3], some[4] = above, below, above
+    for name, logits, topk in (
+        ("random", torch.randn(128, generator=generator), 8),
+        ("no power of two", torch.randn(60, generator=generator), 4),
+        ("all negative", -torch.rand(100, generator=generator) - 1, 16),
+        ("few values", torch.randint(-2, 3, (70,), generator=generator).float(), 8),
+        ("all equal", torch.full((6,), -0.25), 6),
+        ("far apart", torch.tensor([-300.0, 200.0, 0.0, 300.0, -1e30, 1e30]), 3),
+        ("one infinite below", torch.tensor([1.0, -inf, 3.0, 2.0, -inf]), 4),
+        ("all NaN", above.expand(10), 4),
+        ("all NaN of the other sign", below.expand(10), 4),
+        ("some NaN", some, 7),
+        ("only infinities below", torch.full((9,), -inf), 3),
+    ):
+        for renormalize in (True, False):
+            given = logits.to(torch.bfloat16).contiguous()
+            ids, again = torch.full((2, topk), -7).unbind()
+            weights = torch.full((topk,), -7.0)
+            choose_kernel[(topk,)](
+                given, ids, again, weights, int(renormalize), len(given),
+                triton.next_power_of_2(len(given)), topk,
+            )  # fmt: skip
+            wanted_ids, wanted = softmax_topk(given, topk, renormalize)
+            answer = {
+                "name": name,
+                "experts": len(given),
+                "renormalize": renormalize,
+                "ids": ids.tolist(),
+                "again": again.tolist(),
+                "weights": weights.tolist(),
+                "wanted_ids": wanted_ids.tolist(),
+                "wanted": wanted.tolist(),
+            }
+            print(json.dumps(answer), flush=True)
+
+
+def from_gate(
+    weights: MoeWeights, chooser: fused_decode.Gate, hidden: torch.Tensor, candidate: FusedDecodeCandidate
+) -> tuple[torch.Tensor, list[Launch]]:
+    """The output, and the launches that made it."""
+    output = torch.full_like(hidden, 7.0)
+    launches = fused_decode.plan_from_gate(weights, chooser, hidden, candidate, output)
+    for launch in launches:
+        launch.run()
+    return output, launches
+
+
+def gate(scheme: Scheme) -> None:
+    """Print how `fused_decode` from the gate on compares with itself on torch's choice among its logits."""
+    weights_module._to_fp8 = interpreters_cast
+    for experts, n, k, topk, split, stages, kind, renormalizations in (
+        (6, 128, 256, 2, 1, 3, "random", (True, False)),
+        (10, 256, 128, 3, 2, 0, "random", (True,)),
+        (6, 128, 128, 4, 1, 3, "ties", (False,)),
+        (6, 128, 128, 2, 1, 3, "nan", (True,)),
+        (12, 96, 144, 3, 1, 3, "random", (True,)),
+    ):
+        if scheme is Scheme.FP8_BLOCK128 and n % 128:
+            continue
+        problem = Problem(E=experts, N=n, K=k, topk=topk, scheme=scheme)
+        weights = make_weights(problem, 1, "cpu")
+        hidden = make_inputs(problem, 1, 2, device="cpu").hidden
+        rows = torch.randn(experts, k, generator=torch.Generator().manual_seed(4)) * k**-0.5
+        if kind == "ties":
+            rows[[2, 5]], rows[4] = rows[0].clone(), rows[1]
+        if kind == "nan":
+            hidden[0, 3] = float("nan")
+        matrix = rows.to(torch.bfloat16)
+        candidate = FusedDecodeCandidate(
+            block_m=16,
+            gate_up_block_n=64 if n % 64 == 0 else 32,
+            gate_up_block_k=128,
+            down_block_n=128 if k % 128 == 0 else 64,
+            down_block_k=128,
+            down_stages=stages,
+            down_split_k=split,
+            quantize_first=True,
+        )
+        exact = hidden.double()[0] @ matrix.double().T
+        for renormalize in renormalizations:
+            chooser = fused_decode.Gate(matrix, renormalize)
+            output, launches = from_gate(weights, chooser, hidden, candidate)
+            logits = launches[0].arguments[2]
+            ids, chosen = softmax_topk(logits, topk, renormalize)
+            given = LayerInputs(hidden, ids[None].int(), chosen[None])
+            wanted = run_layer(fused_decode.plan, weights, given, candidate)
+            answer = {
+                "problem": str(problem),
+                "kind": kind,
+                "renormalize": renormalize,
+                "split": split,
+                "held": stages == 0,
+                "ids": ids.tolist(),
+                "logits": len(logits.unique()),
+                "error": relative_l2(output, wanted.float()),
+                "all_nan": bool(output.isnan().all()),
+                # How far from the exact sum, in units of a bfloat16's last place.
+                "logits_ulps": float(((logits - exact).abs() / 2 ** (exact.abs().log2().floor() - 7)).max()),
+                "counters": launches[1].arguments[15].abs().sum().item(),
+            }
+            if kind == "ties":
+                other, _ = from_gate(in_layout(weights, "w31"), chooser, hidden, candidate)
+                answer["other_order"] = torch.equal(output, other)
+            print(json.dumps(answer), flush=True)
+
+
 def rope() -> None:
     """Print how close the fused rotation and quantization comes, for ragged token counts."""
     for tokens, heads, dim, naive in ((1, 2, 16, False), (7, 3, 64, False), (9, 1, 128, True)):
@@ -223,5 +360,9 @@ if __name__ == "__main__":
         rope()
     elif sys.argv[1] == "decode":
         decode(Scheme(sys.argv[2]))
+    elif sys.argv[1] == "choose":
+        choices()
+    elif sys.argv[1] == "gate":
+        gate(Scheme(sys.argv[2]))
     else:
         layer(Scheme(sys.argv[2]))

@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource, make_backend  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
+from autotune.kernels.ahead.target import compiling_for  # noqa: E402
 from autotune.kernels.backends.fused import unfilled  # noqa: E402
 from autotune.kernels.fused_decode import op as fused_decode  # noqa: E402
 from autotune.kernels.fused_triton.op import plan  # noqa: E402
@@ -181,6 +182,60 @@ def test_the_decode_kernel_has_few_variants_over_all_token_counts(scheme: Scheme
     assert {name: len(found) for name, found in variants.items()} == {"layer_kernel": 3}
 
 
+def gate_launches(
+    scheme: Scheme, renormalize: bool = True, capability: tuple[int, int] = (9, 0)
+) -> tuple[FusedDecodeCandidate, list[Launch]]:
+    """The token's two launches as such a GPU gets them."""
+    candidate, _ = decode_launches(scheme, 1, quantize_first=scheme.is_fp8)
+    weights, inputs = unfilled(Problem(E=128, N=768, K=2048, topk=8, scheme=scheme), 1)
+    gate = fused_decode.Gate(torch.empty(128, 2048, dtype=torch.bfloat16), renormalize)
+    with compiling_for(capability):
+        made = fused_decode.plan_from_gate(
+            weights, gate, inputs.hidden, candidate, torch.empty_like(inputs.hidden)
+        )
+    return candidate, made
+
+
+@pytest.mark.parametrize("scheme", DECODE)
+def test_a_token_s_two_launches_compile_and_depend_on_each_other(scheme: Scheme) -> None:
+    """The layer's may begin before the gate's is done: it waits for that itself, or reads old logits."""
+    candidate, (gate, layer) = gate_launches(scheme)
+    first, second = compiled(gate), compiled(layer)
+    assert first.metadata.launch_pdl is False, "the gate's waits for all that came before it"
+    assert second.metadata.launch_pdl is True
+    assert "griddepcontrol.launch_dependents" in first.asm["ptx"]
+    assert "griddepcontrol.wait" in second.asm["ptx"]
+    before, _, after = second.asm["ptx"].partition("griddepcontrol.wait")
+    assert "ld.global" not in before
+    assert "cp.async" in after
+    problem = Problem(E=128, N=768, K=2048, topk=8, scheme=scheme)
+    estimate = decode_shared_bytes(candidate, problem)
+    assert 0 <= second.metadata.shared - estimate <= SCRATCH_BYTES + 2048
+
+
+def test_launches_depend_on_each_other_from_hopper_on() -> None:
+    for capability, dependent in (((8, 9), False), ((9, 0), True), ((10, 0), True)):
+        _, made = gate_launches(Scheme.FP8_TENSOR, capability=capability)
+        assert [launch.options["PDL"] for launch in made] == [dependent] * 2, capability
+        assert [launch.options.get("launch_pdl", False) for launch in made] == [False, dependent], capability
+
+
+@pytest.mark.parametrize("scheme", DECODE)
+def test_the_gate_adds_one_variant_of_each_kernel(scheme: Scheme) -> None:
+    """Whether weights are renormalized is told at run time."""
+    ours: dict[str, set[object]] = {}
+    theirs: dict[str, set[str]] = {}
+    plain = decode_launches(scheme, 1, quantize_first=scheme.is_fp8)[1]
+    for launch in [*plain, *(one for r in (True, False) for one in gate_launches(scheme, r)[1])]:
+        _, specialization, _ = bound(launch)
+        ours.setdefault(name_of(launch), set()).add(launch._key())
+        constants = sorted(launch.options.items())
+        theirs.setdefault(name_of(launch), set()).add(f"{specialization} {constants}")
+    assert {name: len(found) for name, found in theirs.items()} == {"gate_kernel": 1, "layer_kernel": 2}
+    assert {name: len(found) for name, found in ours.items()} == {"gate_kernel": 1, "layer_kernel": 2}
+    assert None not in ours["gate_kernel"] | ours["layer_kernel"]
+
+
 def rope_launch(tokens: int, naive: bool) -> Launch:
     from autotune.kernels.rope_fp8.op import plan
 
@@ -192,6 +247,7 @@ def rope_launch(tokens: int, naive: bool) -> Launch:
 def every_launch(tokens: int) -> list[Launch]:
     made = [launch for scheme in Scheme for launch in launches(scheme, tokens, 16, 64, 128, 128, True)[1]]
     made += [launch for scheme in DECODE for launch in decode_launches(scheme, tokens)[1]]
+    made += [launch for scheme in DECODE for launch in gate_launches(scheme)[1]]
     return [*made, rope_launch(tokens, naive=False)]
 
 
@@ -242,3 +298,35 @@ def test_a_kernel_that_is_specialized_on_a_number_goes_through_triton() -> None:
 def test_more_pairs_than_a_block_scans_are_refused() -> None:
     with pytest.raises(ValueError, match="1024"):
         decode_launches(Scheme.BF16, 129)
+
+
+GATE = Problem(E=8, N=128, K=256, topk=2, scheme=Scheme.FP8_TENSOR)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ep": 2}, "experts of other ranks"),
+        ({"topk": 17, "E": 32}, "up to 16 experts a token, not 17"),
+        ({"tokens": 2}, r"hidden: \(2, 256\) in torch.bfloat16, not \(1, 256\) in bfloat16"),
+        ({"hidden": torch.float8_e4m3fn}, r"hidden: \(1, 256\) in torch.float8_e4m3fn, not"),
+        ({"gate": torch.float32}, r"the gate: \(8, 256\) in torch.float32, not \(8, 256\) in bfloat16"),
+        ({"output": torch.float16}, r"output: \(1, 256\) in torch.float16, not"),
+        ({"experts": 9}, r"the gate: \(9, 256\) in torch.bfloat16, not \(8, 256\)"),
+        ({"strided": True}, r"the gate: \(8, 256\)"),
+    ],
+    ids=str,
+)
+def test_what_the_gate_s_kernels_do_not_take_is_refused(change: dict[str, Any], said: str) -> None:
+    problem = GATE.model_copy(update={k: v for k, v in change.items() if k in ("ep", "topk", "E")})
+    weights, inputs = unfilled(problem, change.get("tokens", 1))
+    hidden = inputs.hidden.to(change.get("hidden", torch.bfloat16))
+    output = torch.empty_like(inputs.hidden[:1], dtype=change.get("output", torch.bfloat16))
+    rows = torch.zeros(change.get("experts", problem.E), problem.K, dtype=change.get("gate", torch.bfloat16))
+    if "strided" in change:
+        rows = rows.T.contiguous().T
+    candidate = FusedDecodeCandidate(
+        block_m=16, gate_up_block_n=32, gate_up_block_k=128, down_block_n=64, down_block_k=128
+    )
+    with pytest.raises(ValueError, match=said):
+        fused_decode.plan_from_gate(weights, fused_decode.Gate(rows, True), hidden, candidate, output)

@@ -84,6 +84,52 @@ def test_the_decode_kernel_matches_the_reference(scheme: Scheme) -> None:
         assert answer.get("given_fp8", scheme is not Scheme.FP8_TENSOR), answer
 
 
+@pytest.mark.parametrize(
+    "scheme", quick([Scheme.BF16, Scheme.FP8_TENSOR, Scheme.FP8_BLOCK128], Scheme.FP8_TENSOR)
+)
+def test_from_the_gate_on_the_layer_is_that_of_torch_s_choice(scheme: Scheme) -> None:
+    """Among the kernel's own logits: another sum may rank two experts that are nearly equal otherwise."""
+    answers = interpret("gate", scheme.value)
+    assert {answer["kind"] for answer in answers} == {"random", "ties", "nan"}
+    assert {answer["renormalize"] for answer in answers} == {False, True}
+    assert {answer["held"] for answer in answers} == {False, True}
+    assert any(answer["split"] > 1 for answer in answers)
+    assert any("K=144" in answer["problem"] for answer in answers) == (scheme is not Scheme.FP8_BLOCK128)
+    for answer in answers:
+        assert answer["counters"] == 0, answer
+        if answer["kind"] == "nan":  # the experts that there are, no others, and a sum that shows it
+            assert answer["all_nan"], answer
+            continue
+        # Nearly always the same bits. A routing weight may differ in a float32's last place, which may round
+        # a row's element to the next bfloat16.
+        assert answer["error"] < 1e-3, answer
+        # The interpreter truncates the sum to bfloat16; a GPU rounds it.
+        assert answer["logits_ulps"] < 1.01, answer
+    (tied,) = (answer for answer in answers if answer["kind"] == "ties")
+    assert tied["logits"] == 3
+    # Rows 0, 2 and 5 are equal, and 1 and 4, of which one is chosen.
+    assert tied["ids"] == [0, 2, 5, 1]
+    assert tied["other_order"], tied
+
+
+def test_every_block_chooses_the_experts_and_weights_that_torch_does() -> None:
+    answers = interpret("choose")
+    assert {answer["renormalize"] for answer in answers} == {False, True}
+    assert any(answer["experts"] & (answer["experts"] - 1) for answer in answers)
+    for answer in answers:
+        # The blocks of both GEMMs must agree, whatever comes in.
+        assert answer["ids"] == answer["again"], answer
+        assert len(set(answer["ids"])) == len(answer["ids"]), answer
+        assert all(0 <= expert < answer["experts"] for expert in answer["ids"]), answer
+        assert answer["weights"] == pytest.approx(answer["wanted"], rel=1e-6, abs=1e-30, nan_ok=True), answer
+        if answer["name"] != "some NaN":  # torch puts NaN of either sign first
+            assert answer["ids"] == answer["wanted_ids"], answer
+    equal = [answer["ids"] for answer in answers if "all NaN" in answer["name"]]
+    assert equal == [[0, 1, 2, 3]] * 4
+    mixed = [answer["ids"] for answer in answers if answer["name"] == "some NaN"]
+    assert mixed == [[1, 4, 6, 5, 2, 0, 7]] * 2, "a NaN with its sign set comes after the rest"
+
+
 def test_rotation_and_quantization_match_the_reference() -> None:
     answers = interpret("rope")
     assert {answer["naive"] for answer in answers} == {False, True}

@@ -30,7 +30,8 @@ def gate_kernel(
         k = tl.arange(0, ROW)
         x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
         w = tl.load(w_ptr + block.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
-        tl.store(logits_ptr + block, tl.sum(x * w, 0).to(tl.bfloat16))
+        # Plus zero, so that there is one zero: `choose` orders by bits.
+        tl.store(logits_ptr + block, (tl.sum(x * w, 0) + 0.0).to(tl.bfloat16))
     else:
         if SCHEME != BF16:
             quantize(x_ptr, x_scale_ptr, q_ptr, q_scale_ptr, block - EXPERTS, 1, K, SCHEME, WIDTH)

@@ -137,6 +137,8 @@ def plan_from_gate(
         ValueError: for what the kernels do not take.
     """
     problem, device = weights.problem, hidden.device
+    if problem.scheme is Scheme.FP8_CHANNEL:
+        raise ValueError("fused_decode takes no scales by channel")
     if problem.ep > 1:
         raise ValueError("the gate chooses among experts of other ranks, too")
     if problem.topk > SCANNED_PAIRS:
@@ -146,7 +148,9 @@ def plan_from_gate(
         ("output", output, (1, problem.K)),
     ):  # fmt: skip
         if (tuple(tensor.shape), tensor.dtype) != (shape, torch.bfloat16) or not tensor.is_contiguous():
-            raise ValueError(f"{name}: {tuple(tensor.shape)} in {tensor.dtype}, not {shape} in bfloat16")
+            raise ValueError(
+                f"{name}: {tuple(tensor.shape)} in {tensor.dtype}, not {shape} in bfloat16, row after row"
+            )
     dependent = _dependent_launches()
     logits = torch.empty(problem.E, dtype=torch.bfloat16, device=device)
     row = scales = hidden

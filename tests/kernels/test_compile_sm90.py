@@ -307,18 +307,19 @@ GATE = Problem(E=8, N=128, K=256, topk=2, scheme=Scheme.FP8_TENSOR)
     ("change", "said"),
     [
         ({"ep": 2}, "experts of other ranks"),
+        ({"scheme": Scheme.FP8_CHANNEL}, "no scales by channel"),
         ({"topk": 17, "E": 32}, "up to 16 experts a token, not 17"),
         ({"tokens": 2}, r"hidden: \(2, 256\) in torch.bfloat16, not \(1, 256\) in bfloat16"),
         ({"hidden": torch.float8_e4m3fn}, r"hidden: \(1, 256\) in torch.float8_e4m3fn, not"),
         ({"gate": torch.float32}, r"the gate: \(8, 256\) in torch.float32, not \(8, 256\) in bfloat16"),
         ({"output": torch.float16}, r"output: \(1, 256\) in torch.float16, not"),
         ({"experts": 9}, r"the gate: \(9, 256\) in torch.bfloat16, not \(8, 256\)"),
-        ({"strided": True}, r"the gate: \(8, 256\)"),
+        ({"strided": True}, r"the gate: \(8, 256\) in torch.bfloat16, .* row after row"),
     ],
     ids=str,
 )
 def test_what_the_gate_s_kernels_do_not_take_is_refused(change: dict[str, Any], said: str) -> None:
-    problem = GATE.model_copy(update={k: v for k, v in change.items() if k in ("ep", "topk", "E")})
+    problem = GATE.model_copy(update={k: v for k, v in change.items() if k in ("ep", "topk", "E", "scheme")})
     weights, inputs = unfilled(problem, change.get("tokens", 1))
     hidden = inputs.hidden.to(change.get("hidden", torch.bfloat16))
     output = torch.empty_like(inputs.hidden[:1], dtype=change.get("output", torch.bfloat16))

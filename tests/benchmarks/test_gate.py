@@ -26,7 +26,7 @@ def program() -> ModuleType:
 
 def test_the_form_is_the_starter_table_s_or_a_common_one(program: ModuleType) -> None:
     qwen = program.form(Problem.parse(program.QWEN))
-    assert str(qwen) == "fused_decode m16 32x256 s4 | 64x128 s3 w4 q"
+    assert str(qwen) == "fused_decode m16 32x256 s4 | 64x256 s3 w4 q"
     for scheme in ("bf16", "fp8_tensor", "fp8_block128"):
         unknown = Problem.parse(f"E=60,N=1408,K=2048,topk=4,scheme={scheme}")
         assert program.form(unknown) == FusedDecodeCandidate(

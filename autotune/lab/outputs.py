@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -40,10 +41,19 @@ class Asked:
 
 @dataclass(frozen=True)
 class Greedy:
-    """One completion: its tokens and the log probability of each, nats."""
+    """One completion.
+
+    Args:
+        tokens: what was generated.
+        logprobs: the log probability of each, nats.
+        read: of each token of the prompt but the first, its log probability after those before it, nats.
+        likeliest: at the same places, the most probable token, by its number.
+    """
 
     tokens: tuple[str, ...]
     logprobs: tuple[float, ...]
+    read: tuple[float, ...] = ()
+    likeliest: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,10 @@ class Difference:
         first: the earliest position at which a prompt's tokens differ; None if none does.
         largest: largest difference of log probability before the first differing token of each prompt.
         tolerance: what `largest` may be.
+        read: places of the prompts, which both servers read alike.
+        read_median, read_p99, read_largest: of the differences between the prompts' log probabilities there,
+            nats.
+        read_other: places after which another token is the most probable one.
     """
 
     arm: str
@@ -69,6 +83,11 @@ class Difference:
     first: int | None
     largest: float
     tolerance: float
+    read: int
+    read_median: float
+    read_p99: float
+    read_largest: float
+    read_other: int
 
     @property
     def within(self) -> bool:
@@ -85,6 +104,9 @@ class Difference:
             f"{self.arm} against {self.against}: {self.differing_tokens} of {self.tokens} tokens differ, in "
             f"{self.differing_prompts} of {self.prompts} prompts{where}; largest difference of log "
             f"probability before that {self.largest:.4g} nats, {verdict} the tolerance of {self.tolerance:g}"
+            f". The prompts' {self.read} tokens, which both read: differences of {self.read_median:.4g} nats "
+            f"(median), {self.read_p99:.4g} (99 of 100 are below) and {self.read_largest:.4g} (largest); "
+            f"after {self.read_other} another token is the likeliest"
         )
 
 
@@ -99,34 +121,57 @@ def make_prompts(count: int, shortest: int, longest: int, seed: int) -> list[str
     ]
 
 
-def complete(address: str, model: str, prompt: str, tokens: int, limit_s: float) -> Greedy:
-    """One greedy completion with log probabilities.
-
-    Raises:
-        AutotuneError: if the server refuses, or fewer tokens came back than were asked for.
-    """
-    asked = {
+def request_of(model: str, prompt: str, tokens: int) -> dict[str, Any]:
+    """What a server's `/v1/completions` is asked."""
+    return {
         "model": model,
         "prompt": prompt,
         "max_tokens": tokens,
         "temperature": 0,
         "logprobs": 1,
+        "prompt_logprobs": 1,
         "ignore_eos": True,
     }
-    request = urllib.request.Request(
-        f"{address}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
-    )
+
+
+def complete(address: str, model: str, prompt: str, tokens: int, limit_s: float) -> Greedy:
+    """One greedy completion with log probabilities, its own and the prompt's.
+
+    Raises:
+        AutotuneError: if the server refuses, or fewer tokens came back than were asked for.
+    """
+    body = json.dumps(request_of(model, prompt, tokens)).encode()
+    request = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=limit_s) as answer:
-            found = json.load(answer)["choices"][0]["logprobs"]
-            greedy = Greedy(tuple(found["tokens"]), tuple(map(float, found["token_logprobs"])))
+            choice = json.load(answer)["choices"][0]
+            found = choice["logprobs"]
+            read, likeliest = _read(choice["prompt_logprobs"])
+            greedy = Greedy(
+                tuple(found["tokens"]), tuple(map(float, found["token_logprobs"])), read, likeliest
+            )
     except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError) as error:
         raise AutotuneError(f"{address} gave no completion: {error}.", "Read the server's log.") from error
+    if not greedy.read:
+        raise AutotuneError(f"{address} told nothing of the prompt's tokens.", "Read the server's log.")
     if len(greedy.tokens) != tokens or len(greedy.logprobs) != tokens:
         raise AutotuneError(
             f"{len(greedy.tokens)} of {tokens} tokens came back from {address}.", "Read the server's log."
         )
     return greedy
+
+
+def _read(places: Sequence[dict[str, dict[str, Any]] | None]) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """vLLM's `prompt_logprobs`: at each place but the first the prompt's own token and the likeliest, which
+    may be one.
+
+    Raises:
+        KeyError, TypeError, ValueError: for anything else.
+    """
+    told = [place for place in places[1:] if place is not None]
+    own = [max(place.values(), key=lambda one: int(one["rank"])) for place in told]
+    likeliest = [min(place, key=lambda token: int(place[token]["rank"])) for place in told]
+    return tuple(float(one["logprob"]) for one in own), tuple(likeliest)
 
 
 def compare(
@@ -142,6 +187,12 @@ def compare(
             firsts.append(first)
         apart = [abs(a - b) for a, b in zip(mine.logprobs[:first], theirs.logprobs[:first], strict=True)]
         largest = max([largest, *apart])
+    readings = [
+        (abs(a - b), x != y)
+        for mine, theirs in zip(found, reference, strict=True)
+        for a, b, x, y in zip(mine.read, theirs.read, mine.likeliest, theirs.likeliest, strict=True)
+    ]
+    distances = sorted(distance for distance, _ in readings) or [0.0]
     return Difference(
         arm=arm,
         against=against,
@@ -152,6 +203,11 @@ def compare(
         first=min(firsts, default=None),
         largest=largest,
         tolerance=tolerance,
+        read=len(readings),
+        read_median=statistics.median(distances),
+        read_p99=distances[int(0.99 * (len(distances) - 1))],
+        read_largest=distances[-1],
+        read_other=sum(other for _, other in readings),
     )
 
 

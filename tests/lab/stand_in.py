@@ -72,7 +72,7 @@ class Words(BaseHTTPRequestHandler):
             with Path(os.environ["STAND_IN_COUNT"]).open("a") as count:
                 count.write(".")
         if not asked.get("stream"):
-            self._whole(asked["max_tokens"])
+            self._whole(asked["max_tokens"], len(asked["prompt"].split()))
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -87,10 +87,15 @@ class Words(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
         self.close_connection = True
 
-    def _whole(self, count: int) -> None:
+    def _whole(self, count: int, words: int) -> None:
         tokens = [f"w{n + (n >= OTHER)}" for n in range(count)]
         logprobs = {"tokens": tokens, "token_logprobs": [-1.0 - n / 8 + SHIFT for n in range(count)]}
-        self._json(200, {"choices": [{"text": " ".join(tokens), "logprobs": logprobs}]})
+        # As vLLM tells it: the prompt's own token and the likeliest; at every third place they are one.
+        place = {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "w7"}}
+        other = {"9": {"logprob": -6.0 + SHIFT, "rank": 40, "decoded_token": "w9"}}
+        read = [None, *({**place, **(other if n % 3 else {})} for n in range(1, words))]
+        choice = {"text": " ".join(tokens), "logprobs": logprobs, "prompt_logprobs": read}
+        self._json(200, {"choices": [choice]})
 
     def _json(self, status: int, data: object) -> None:
         body = json.dumps(data).encode()

@@ -35,6 +35,23 @@ def test_log_probabilities_count_until_the_first_other_token() -> None:
     assert (same.differing_tokens, same.first, same.largest, same.within) == (0, None, 0.0, True)
 
 
+def test_the_prompts_of_both_are_compared_place_by_place() -> None:
+    reference = [
+        Greedy(("a",), (-1.0,), (-2.0, -3.0, -4.0), ("5", "6", "7")),
+        Greedy(("a",), (-1.0,), (-5.0,), ("8",)),
+    ]
+    found = [
+        Greedy(("a",), (-1.0,), (-2.5, -3.0, -4.1), ("5", "9", "7")),
+        Greedy(("a",), (-1.0,), (-5.0,), ("8",)),
+    ]
+    difference = compare("all", "stock", found, reference, tolerance=0.1)
+    assert (difference.read, difference.read_other) == (4, 1)
+    assert difference.read_median == pytest.approx(0.05)
+    assert difference.read_largest == pytest.approx(0.5)
+    assert difference.within, "what they generated is the same"
+    assert "The prompts' 4 tokens, which both read" in str(difference)
+
+
 def test_prompts_are_words_of_the_model_and_the_same_for_every_arm() -> None:
     prompts = make_prompts(5, 3, 9, seed=1)
     assert prompts == make_prompts(5, 3, 9, seed=1) != make_prompts(5, 3, 9, seed=2)
@@ -67,6 +84,11 @@ def test_the_command_compares_served_completions(
     assert kept["differing_tokens"] == 3 * tokens
     assert kept["largest"] == pytest.approx(largest)
     assert kept["within"] is (code == 0)
+    # Of three places one is the likeliest token itself, which the stand-in never shifts.
+    shift = float(env.get("STAND_IN_SHIFT", "0"))
+    assert kept["read"] > 3 * 30
+    assert (kept["read_other"], kept["read_largest"]) == (0, pytest.approx(shift))
+    assert kept["read_median"] == pytest.approx(shift)
     assert "tokens differ" in text
 
 

@@ -22,6 +22,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from autotune.lab.arms import known_arms
 from autotune.lab.client import bench_arguments
 from autotune.lab.hosting import VLLM_SERVE
+from autotune.lab.outputs import request_of
 from autotune.lab.plan import Point
 from autotune.vocabulary.problem import Scheme
 
@@ -35,9 +36,12 @@ client = FlexibleArgumentParser()
 serve.add_cli_args(client)
 point = Point(concurrency=8, shortest=128, longest=4096, output=64, requests=32)
 b = client.parse_args(bench_arguments(point, Path("/m"), 8, seed=3, ahead=0))
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+c = CompletionRequest(**request_of("/m", "w5 w6", 4))
 print("PARSED" + json.dumps([
     a.load_format, a.gpu_memory_utilization, a.enable_prefix_caching, a.jit_monitor_verbose, a.moe_backend,
     b.num_prompts, b.max_concurrency, b.num_warmups, b.ready_check_timeout_sec, b.ignore_eos, b.seed,
+    c.logprobs, c.prompt_logprobs, c.temperature, c.max_tokens, c.ignore_eos,
 ]))
 """
 
@@ -49,4 +53,4 @@ def test_vllms_parsers_take_the_words(version: str) -> None:
     done = subprocess.run([sys.executable, "-c", PARSE], env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     parsed = json.loads(done.stdout.partition("PARSED")[2])
-    assert parsed == ["dummy", 0.45, False, True, "triton", 32, 8, 0, 0, True, 3]
+    assert parsed == ["dummy", 0.45, False, True, "triton", 32, 8, 0, 0, True, 3, 1, 1, 0, 4, True]

@@ -30,13 +30,15 @@ class Ahead:
     def __init__(self, label: str, warming: Any) -> None:
         self._label, self._warming = label, warming
 
-    def finish(self) -> None:
-        """Wait for it and load it. What is not compiled in time is left to the probes.
+    def finish(self) -> float:
+        """Wait for it and load it; the seconds that it took. What is not compiled in time is left to the probes.
 
         Raises:
             OSError: if Triton's cache cannot be used.
         """
-        info_once(f"our kernels for {self._label}: {self._warming.finish()}")
+        done = self._warming.finish()
+        info_once(f"our kernels for {self._label}: {done}")
+        return float(done.took_s)
 
 
 def begin(label: str, calls: Iterable[LayOut], limit_s: float) -> Ahead | None:

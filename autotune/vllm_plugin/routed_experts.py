@@ -266,9 +266,10 @@ def _make(parent: Any) -> type[Any]:
             ]
             try:
                 if begun is not None:
-                    begun.finish()
+                    limit_s -= begun.finish()
                 # Nothing is left for this, but where the plan could not tell all of it when it was made.
-                compile_ahead(str(self.plan.problem), calls, limit_s)
+                if limit_s > 0:
+                    compile_ahead(str(self.plan.problem), calls, limit_s)
             except Exception as error:
                 # The probes compile what is missing: a failure costs time only.
                 info_once(f"our kernels are compiled one by one: {type(error).__name__}: {error}")

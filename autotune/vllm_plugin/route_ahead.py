@@ -31,7 +31,7 @@ class Ahead:
         self._label, self._warming = label, warming
 
     def finish(self) -> float:
-        """Wait for it and load it; the seconds that it took. What is not compiled in time is left to the probes.
+        """Wait for it and load it; the seconds that it took. What is not compiled in time is left.
 
         Raises:
             OSError: if Triton's cache cannot be used.
@@ -65,12 +65,21 @@ def begin(label: str, calls: Iterable[LayOut], limit_s: float) -> Ahead | None:
     return Ahead(label, WarmingUp(list(found.missing.values()), target, limit_s))
 
 
-def compile_ahead(label: str, calls: Iterable[LayOut], limit_s: float) -> None:
+def compile_ahead(
+    label: str, calls: Iterable[LayOut], limit_s: float, begun_before: Ahead | None = None
+) -> None:
     """Compile what these calls launch, or read it from Triton's cache, for at most `limit_s` seconds.
+
+    Args:
+        begun_before: what is on its way already; its time is a part of the limit.
 
     Raises:
         OSError: if Triton's cache cannot be used.
     """
+    if begun_before is not None:
+        limit_s -= begun_before.finish()
+        if limit_s <= 0:
+            return
     begun = begin(label, calls, limit_s)
     if begun is not None:
         begun.finish()

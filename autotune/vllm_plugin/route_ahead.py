@@ -44,8 +44,8 @@ class Ahead:
 def begin(label: str, calls: Iterable[LayOut], limit_s: float) -> Ahead | None:
     """Begin to compile what these calls launch, for at most `limit_s` seconds; None if nothing is missing.
 
-    vLLM loads weights and compiles the model meanwhile. A call that cannot be laid out is left to its probe,
-    which says what is wrong with it.
+    vLLM prepares the other layers' weights and compiles the model meanwhile. A call that cannot be laid out
+    is left to its probe, which says what is wrong with it.
     """
     from triton.runtime import driver
 

@@ -60,10 +60,13 @@ class FusedGate(Feature):
             input_ids: Any = None,
         ) -> Any:  # fmt: skip
             seat = runner.__dict__.get(_SEAT)
-            if seat and hidden_states.shape[0] == 1 and seat.serves():
-                output = seat.run(hidden_states)
-                if output is not None:
-                    return output
+            if seat and hidden_states.shape[0] == 1:
+                if not seat.is_current():
+                    seat = runner.__dict__[_SEAT] = None
+                elif seat.serves():
+                    output = seat.run(hidden_states)
+                    if output is not None:
+                        return output
             result = original(runner, hidden_states, router_logits, shared_experts_input, input_ids)
             if seat is None:
                 self._look(runner, original, hidden_states.is_cuda)

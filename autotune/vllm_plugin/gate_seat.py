@@ -27,26 +27,33 @@ class Seat:
     """One layer whose single tokens our launches serve.
 
     Args:
-        index: of the plan's route at one token.
+        routed: the experts of the layer's kernel.
+        index: of their plan's route at one token.
         kernel: what serves it.
-        hot: what the layer's router reads in every call.
     """
 
-    def __init__(self, runner: Any, plan: RoutePlan, index: int, kernel: OwnKernel, hot: Any) -> None:
-        self._runner, self.plan, self._index, self._kernel, self._hot = runner, plan, index, kernel, hot
+    def __init__(self, runner: Any, routed: Any, index: int, kernel: OwnKernel) -> None:
+        self._runner, self._routed, self._index, self._kernel = runner, routed, index, kernel
+        self.plan: RoutePlan = routed.plan
+        self._hot = routed._hot
 
     def __str__(self) -> str:
         return str(self.plan.problem)
 
+    def is_current(self) -> bool:
+        """Whether the layer's kernel is still the one: vLLM builds another when weights are loaded again."""
+        return _routed(self._runner) is self._routed
+
     def serves(self) -> bool:
         """Whether the route is still in, and nobody needs vLLM's own way: a tuner, who sees the choice."""
-        plan, hot = self.plan, self._hot
+        plan, hot, router = self.plan, self._hot, self._runner.router
         return (
             plan.serving[1] == self._index
             and not plan.gate_wrong
             and hot.routes
             and (hot.tuner is None or not hot.tuner.is_tuning_mode)
-            and self._runner.router.capture_fn is None
+            and router.capture_fn is None
+            and router._routing_replay_out is None
         )
 
     def run(self, hidden: Any) -> Any:
@@ -85,7 +92,8 @@ def capturing() -> bool:
 
 
 def take(runner: Any, original: Callable[..., Any]) -> Seat | None:
-    """The seat of a layer, tried against vLLM's way once a shape; None while its route is still to be proved.
+    """The seat of a layer, tried against vLLM's way once a shape; None while its route is still to be proved,
+    or in a run of padding only, for which vLLM chooses no experts.
 
     Args:
         original: vLLM's forward pass of a layer.
@@ -99,6 +107,8 @@ def take(runner: Any, original: Callable[..., Any]) -> Seat | None:
         return None
     seat = _seat(runner, plan)
     if plan.gate_wrong is None:
+        if _is_padding():
+            return None
         try:
             plan.gate_wrong = _wrong(runner, seat, original)
         except Exception as error:
@@ -108,10 +118,22 @@ def take(runner: Any, original: Callable[..., Any]) -> Seat | None:
     return seat
 
 
-def _plan(runner: Any) -> RoutePlan:
+def _routed(runner: Any) -> Any:
+    """The experts of a layer's kernel as it is now."""
     experts = getattr(runner, "routed_experts", None)
     kernel = getattr(getattr(experts, "quant_method", None), "moe_kernel", None)
-    plan = getattr(getattr(getattr(kernel, "impl", None), "fused_experts", None), "plan", None)
+    return getattr(getattr(kernel, "impl", None), "fused_experts", None)
+
+
+def _is_padding() -> bool:
+    """Whether the first token of the forward pass is padding (vLLM from 0.28 on)."""
+    context = importlib.import_module("vllm.forward_context")
+    mask = getattr(context.get_forward_context(), "is_padding", None)
+    return mask is not None and bool(mask[:1].any())
+
+
+def _plan(runner: Any) -> RoutePlan:
+    plan = getattr(_routed(runner), "plan", None)
     if not isinstance(plan, RoutePlan):
         raise RefusedError("the layer is not routed per call")
     return plan
@@ -122,11 +144,11 @@ def _seat(runner: Any, plan: RoutePlan) -> Seat:
     if reason:
         raise RefusedError(f"{plan.problem}: {reason}")
     index = plan.chosen(1)
-    routed = runner.routed_experts.quant_method.moe_kernel.impl.fused_experts
+    routed = _routed(runner)
     kernel = routed.inners[index].own
     if index == 0 or kernel is None or kernel.candidate.backend != "fused_decode":
         raise RefusedError(f"{plan.problem}: one token is not served by fused_decode")
-    return Seat(runner, plan, index, kernel, routed._hot)
+    return Seat(runner, routed, index, kernel)
 
 
 def refusal(runner: Any, plan: RoutePlan) -> str:
@@ -135,16 +157,15 @@ def refusal(runner: Any, plan: RoutePlan) -> str:
     Raises:
         AttributeError: if this vLLM sets it up otherwise.
     """
-    linear = importlib.import_module("vllm.model_executor.layers.linear")
     chooser = importlib.import_module(f"{FUSED_MOE}.router.fused_topk_router").FusedTopKRouter
     gate, router, experts, config = runner.gate, runner.router, runner.routed_experts, runner.moe_config
     problem = plan.problem
+    own = _overridden(runner, experts)
+    if own:
+        return own
     if gate is None:
         return "vLLM calls its gate outside of the layer"
-    if (
-        type(gate) is not linear.ReplicatedLinear
-        or type(gate.quant_method) is not linear.UnquantizedLinearMethod
-    ):
+    if not _is_plain(gate):
         return f"its gate is {type(gate).__name__} with {type(getattr(gate, 'quant_method', None)).__name__}"
     if gate.bias is not None or gate._forward_hooks or gate._forward_pre_hooks:
         return "its gate has a bias or hooks"
@@ -166,6 +187,34 @@ def refusal(runner: Any, plan: RoutePlan) -> str:
     if experts.apply_router_weight_on_input:
         return "the router's weights go onto the input"
     return ""
+
+
+def _overridden(runner: Any, experts: Any) -> str:
+    """What a model does in its own way between the gate and the layer's kernel; empty if nothing.
+
+    The probe would not tell: it is one for all layers of a shape.
+    """
+    runners = importlib.import_module(f"{FUSED_MOE}.runner.moe_runner").MoERunner
+    modular = importlib.import_module(f"{FUSED_MOE}.routed_experts").RoutedExperts.forward_modular
+    if type(runner) is not runners:
+        return f"its runner is {type(runner).__name__}"
+    if type(experts).forward_modular is not modular:
+        return f"its experts are {type(experts).__name__}"
+    return ""
+
+
+def _is_plain(gate: Any) -> bool:
+    """Whether a gate's logits are one unquantized product in the weight's own type."""
+    linear = importlib.import_module("vllm.model_executor.layers.linear")
+    gates = importlib.import_module(f"{FUSED_MOE}.router.gate_linear")
+    if type(gate) is gates.GateLinear:
+        # Qwen3's in 0.33. Logits in a type of their own are rounded otherwise, as are a special kernel's.
+        special = getattr(gate, "allow_dsv3_router_gemm", False)
+        if special or gate.out_dtype not in (None, gate.weight.dtype):
+            return False
+    elif type(gate) is not linear.ReplicatedLinear:
+        return False
+    return type(gate.quant_method) is linear.UnquantizedLinearMethod
 
 
 def _wrong(runner: Any, seat: Seat, original: Callable[..., Any]) -> str:

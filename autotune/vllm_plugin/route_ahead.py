@@ -30,20 +30,22 @@ class Ahead:
     def __init__(self, label: str, warming: Any) -> None:
         self._label, self._warming = label, warming
 
-    def finish(self) -> None:
-        """Wait for it and load it. What is not compiled in time is left to the probes.
+    def finish(self) -> float:
+        """Wait for it and load it; the seconds that it took. What is not compiled in time is left.
 
         Raises:
             OSError: if Triton's cache cannot be used.
         """
-        info_once(f"our kernels for {self._label}: {self._warming.finish()}")
+        done = self._warming.finish()
+        info_once(f"our kernels for {self._label}: {done}")
+        return float(done.took_s)
 
 
 def begin(label: str, calls: Iterable[LayOut], limit_s: float) -> Ahead | None:
     """Begin to compile what these calls launch, for at most `limit_s` seconds; None if nothing is missing.
 
-    vLLM loads weights and compiles the model meanwhile. A call that cannot be laid out is left to its probe,
-    which says what is wrong with it.
+    vLLM prepares the other layers' weights and compiles the model meanwhile. A call that cannot be laid out
+    is left to its probe, which says what is wrong with it.
     """
     from triton.runtime import driver
 
@@ -63,12 +65,21 @@ def begin(label: str, calls: Iterable[LayOut], limit_s: float) -> Ahead | None:
     return Ahead(label, WarmingUp(list(found.missing.values()), target, limit_s))
 
 
-def compile_ahead(label: str, calls: Iterable[LayOut], limit_s: float) -> None:
+def compile_ahead(
+    label: str, calls: Iterable[LayOut], limit_s: float, begun_before: Ahead | None = None
+) -> None:
     """Compile what these calls launch, or read it from Triton's cache, for at most `limit_s` seconds.
+
+    Args:
+        begun_before: what is on its way already; its time is a part of the limit.
 
     Raises:
         OSError: if Triton's cache cannot be used.
     """
+    if begun_before is not None:
+        limit_s -= begun_before.finish()
+        if limit_s <= 0:
+            return
     begun = begin(label, calls, limit_s)
     if begun is not None:
         begun.finish()

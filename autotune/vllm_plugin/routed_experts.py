@@ -265,10 +265,8 @@ def _make(parent: Any) -> type[Any]:
                 for count in counts(self.plan.entries[index - 1])
             ]
             try:
-                if begun is not None:
-                    begun.finish()
-                # Nothing is left for this, but where the plan could not tell all of it when it was made.
-                compile_ahead(str(self.plan.problem), calls, limit_s)
+                # Nothing is left beside what is begun, but where the plan could not tell all of it then.
+                compile_ahead(str(self.plan.problem), calls, limit_s, begun)
             except Exception as error:
                 # The probes compile what is missing: a failure costs time only.
                 info_once(f"our kernels are compiled one by one: {type(error).__name__}: {error}")

@@ -338,6 +338,8 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     for how in ("wrong", "raises", "later"):
         gating(f"gate_{how}", "fails", how=how)
     gating("gate_refused", "refused")
+    gating("gate_reloaded", "reloaded")
+    gating("gate_padded", "padded")
     gating("gate_off", "declined", {"AUTOTUNE_GATE": "0"})
     for what in ("signature", "choice"):
         gating(f"gate_changed_{what}", "changed", what=what)

@@ -6,6 +6,7 @@ Run by `inside.py`, each in a fork of its own; see `scenarios.py`.
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,13 +33,16 @@ class Experts(torch.nn.Module):
         self.apply_router_weight_on_input = False
         self.quant_method = SimpleNamespace(
             moe_kernel=setup.kernel(), is_monolithic=False, topk_indices_dtype=None,
-            mk_can_overlap_shared_experts=False,
+            mk_can_overlap_shared_experts=False, apply=self.apply_kernel,
         )  # fmt: skip
 
     def _ensure_moe_quant_config_init(self) -> None:
         pass
 
-    def forward_modular(self, x: Any, topk_weights: Any, topk_ids: Any, **_: Any) -> Any:
+    def forward_modular(self, *args: Any, **named: Any) -> Any:
+        raise AssertionError("vLLM's own is put here")
+
+    def apply_kernel(self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any, **_: Any) -> Any:
         return self.quant_method.moe_kernel.apply(
             x, self.w13_weight, self.w2_weight, topk_weights, topk_ids,
             module("activation").MoEActivation.SILU, self.global_num_experts, None, False,
@@ -55,9 +59,12 @@ def choosing_on_cpu() -> None:
         chose.append(which.flatten().tolist())
 
     def topk_softmax(
-        w: Any, ids: Any, indices: Any, logits: Any, renormalize: bool, *_: Any, **__: Any
+        w: Any, ids: Any, indices: Any, logits: Any, renormalize: bool, *_: Any, is_padding: Any = None
     ) -> None:
         choose(w, ids, torch.softmax(logits.float(), 1), renormalize)
+        if is_padding is not None:
+            w[is_padding] = 0
+            ids[is_padding] = -1
 
     def topk_sigmoid(
         w: Any, ids: Any, indices: Any, logits: Any, renormalize: bool, *_: Any, **__: Any
@@ -104,33 +111,42 @@ class Layer:
         config = importlib.import_module("vllm.config")
         linear = importlib.import_module("vllm.model_executor.layers.linear")
         self.setup = changes.pop("setup", None) or Setup("fp8_tensor", "triton")
+        Experts.forward_modular = module("routed_experts").RoutedExperts.forward_modular  # type: ignore[method-assign]
         problem = self.setup.weights.problem
         torch.manual_seed(3)
         # One rank, and nothing to exchange.
         alone = SimpleNamespace(rank_in_group=0, world_size=1)
         importlib.import_module("vllm.distributed.parallel_state")._TP = alone
         with config.set_current_vllm_config(on_cpu()):
-            gate = linear.ReplicatedLinear(
-                problem.K, problem.E, bias=changes.pop("bias", False),
-                params_dtype=torch.bfloat16, disable_tp=True,
-            )  # fmt: skip
+            given = {"bias": changes.pop("bias", False), "params_dtype": torch.bfloat16}
+            if changes.pop("gate_linear", False):  # Qwen3's from 0.33 on
+                gate = module("router.gate_linear").GateLinear(problem.K, problem.E, **given)
+            else:
+                gate = linear.ReplicatedLinear(problem.K, problem.E, disable_tp=True, **given)
             gate.weight.data.copy_(torch.randn(problem.E, problem.K) * problem.K**-0.5)
             router = changes.pop("router", None) or module("router.fused_topk_router").FusedTopKRouter(
                 problem.topk, problem.E, renormalize=changes.pop("renormalize", True)
             )
             sizes = {**SMALL, "intermediate_size": problem.N, **changes.pop("sizes", {})}
-            self.runner = module("runner.moe_runner").MoERunner(
+            kind = changes.pop("kind", None) or module("runner.moe_runner").MoERunner
+            self.runner = kind(
                 layer_name=name, moe_config=moe_config(**sizes), router=router,
-                routed_experts=Experts(self.setup), gate=gate, **changes,
+                routed_experts=changes.pop("experts", Experts)(self.setup), gate=gate, **changes,
             )  # fmt: skip
 
-    def call(self, tokens: int, seed: int = 0) -> dict[str, Any]:
-        """One forward pass: what ran, and how far it is from the float32 reference."""
+    def call(self, tokens: int, seed: int = 0, padding: bool = False) -> dict[str, Any]:
+        """One forward pass: what ran, and how far it is from the float32 reference.
+
+        Args:
+            padding: whether all of its rows are marked as padding.
+        """
         problem = self.setup.weights.problem
         hidden = torch.randn(tokens, problem.K, generator=torch.Generator().manual_seed(seed)).bfloat16()
         before, chosen = len(cpu_kernels.ran), len(chose)
         context = importlib.import_module("vllm.forward_context")
         with context.set_forward_context(None, on_cpu()):
+            if padding:
+                context.get_forward_context().is_padding = torch.ones(tokens, dtype=torch.bool)
             out = self.runner._forward_impl(hidden, hidden, None, None)
         logits = torch.nn.functional.linear(hidden, self.runner.gate.weight).float()
         best, ids = torch.softmax(logits, 1).topk(problem.topk, dim=1)
@@ -165,8 +181,13 @@ def taken(renormalize: bool = True, **_: Any) -> Any:
     layer.runner.router.capture_fn = chose.append
     asked = layer.call(1)
     layer.runner.router.capture_fn = None
-    found = {"first": first, "calls": calls, "beside": beside, "asked": asked, "seen": seen, "lines": lines,
-             "features": features(plugin)}  # fmt: skip
+    layer.runner.router._routing_replay_out = torch.zeros(64, 2, dtype=torch.int16)
+    replayed = layer.call(1)
+    layer.runner.router._routing_replay_out = None
+    found = {
+        "first": first, "calls": calls, "beside": beside, "asked": asked, "replayed": replayed,
+        "seen": seen, "lines": lines, "features": features(plugin),
+    }  # fmt: skip
     plan = layer.runner.routed_experts.quant_method.moe_kernel.impl.fused_experts.plan
     plan.remove("fused_decode", "a test took it away")
     found["removed"] = layer.call(1)
@@ -205,7 +226,18 @@ def refused(**_: Any) -> Any:
         layer.call(64)
         found[name] = {**layer.call(1), "lines": lines[before:]}
 
+    class Runner(module("runner.moe_runner").MoERunner):  # type: ignore[misc]
+        pass
+
+    class Doubling(Experts):
+        def forward_modular(self, *args: Any, **named: Any) -> Any:
+            return super().forward_modular(*args, **named)
+
     build("taken")
+    build("own_runner", kind=Runner)
+    build("own_experts", experts=Doubling)
+    build("gate_linear", gate_linear=True)
+    build("wide_logits", lambda runner: setattr(runner.gate, "out_dtype", torch.float32), gate_linear=True)
     build("sigmoid", router=chooser(2, 8, scoring_func="sigmoid"))
     build("own_router", router=Own(2, 8))
     build("bias", bias=True)
@@ -214,6 +246,29 @@ def refused(**_: Any) -> Any:
     build("on_input", lambda runner: setattr(runner.routed_experts, "apply_router_weight_on_input", True))
     build("ranks", lambda runner: setattr(runner.moe_config.moe_parallel_config, "tp_size", 2))
     return found
+
+
+def reloaded(**_: Any) -> Any:
+    """vLLM builds the layer's kernel again, over other scales, as it does when weights are loaded again."""
+    _plugin, lines, _seen, _wrong = prepared()
+    layer = Layer()
+    layer.call(64)
+    before = layer.call(1)
+    w = layer.setup.weights
+    assert w.w13_scale is not None
+    layer.setup.weights = replace(w, w13_scale=w.w13_scale * 3)
+    layer.runner.routed_experts.quant_method.moe_kernel = layer.setup.kernel()
+    return {"calls": [before, layer.call(1), layer.call(1)], "lines": lines}
+
+
+def padded(**_: Any) -> Any:
+    """The first forward pass is of padding only."""
+    _plugin, lines, _seen, _wrong = prepared()
+    layer = Layer()
+    layer.call(64, padding=True)
+    took = layer.runner.__dict__.get("_autotune_gate")
+    layer.call(64)
+    return {"after_padding": took is None, "call": layer.call(1), "lines": lines}
 
 
 def declined(**_: Any) -> Any:

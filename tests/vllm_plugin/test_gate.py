@@ -45,8 +45,26 @@ def test_it_is_tried_once_a_shape_before_it_serves(inside: Inside) -> None:
 
 
 def test_whoever_asks_for_the_choice_gets_vllms(inside: Inside) -> None:
-    assert inside["gate_True"]["asked"]["ran"] == ["own"]
-    assert inside["gate_True"]["asked"]["vllm_chose"]
+    for how in ("asked", "replayed"):
+        assert inside["gate_True"][how]["ran"] == ["own"], how
+        assert inside["gate_True"][how]["vllm_chose"], how
+
+
+def test_a_kernel_that_vllm_builds_again_is_taken_anew(inside: Inside) -> None:
+    result = inside["gate_reloaded"]
+    assert [call["ran"] for call in result["calls"]] == [["gate"], ["own"], ["gate"]]
+    assert all(call["error"] <= LIMIT for call in result["calls"])
+
+
+def test_a_run_of_padding_does_not_try_it(inside: Inside) -> None:
+    result = inside["gate_padded"]
+    assert result["after_padding"]
+    assert result["call"]["ran"] == ["gate"]
+    assert not saying(result, LEFT)
+
+
+def test_qwen3s_gate_of_newer_versions_is_taken(inside: Inside) -> None:
+    assert inside["gate_refused"]["gate_linear"]["ran"] == ["gate"]
 
 
 def test_it_goes_with_its_route_and_with_the_plugin(inside: Inside) -> None:
@@ -76,6 +94,9 @@ def test_launches_that_fail_leave_vllms_way_with_one_line(inside: Inside) -> Non
     [
         ("sigmoid", "its experts are chosen by FusedTopKRouter (sigmoid scores)"),
         ("own_router", "its experts are chosen by Own (softmax scores)"),
+        ("own_runner", "its runner is Runner"),
+        ("own_experts", "its experts are Doubling"),
+        ("wide_logits", "its gate is GateLinear with UnquantizedLinearMethod"),
         ("bias", "its gate has a bias or hooks"),
         ("hooked", "its gate has a bias or hooks"),
         ("dbo", "batches are split or sent to other ranks"),

@@ -145,6 +145,17 @@ def test_a_single_token_s_gate_is_compiled_with_them(
     assert counted.count == missing
 
 
+def test_what_the_time_did_not_suffice_for_gets_no_second_limit(h200: Any, lines: list[str]) -> None:
+    made, w1, w2 = kernels()
+    calls = [partial(made[0].lay_out, 1, w1, w2)]
+    begun = begin("this layer", calls, 0.05)
+    assert begun is not None
+    with counting_compiles() as counted:
+        compile_ahead("this layer", calls, 0.05, begun)
+    assert "as the time limit was reached" in lines[0]
+    assert (len(lines), counted.count) == (1, 0)
+
+
 def test_an_interrupt_while_it_is_waited_for_ends_what_compiles(h200: Any, lines: list[str]) -> None:
     made, w1, w2 = kernels()
     begun = begin("this layer", [partial(made[1].lay_out, 1, w1, w2)], 240.0)

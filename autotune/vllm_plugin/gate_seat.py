@@ -53,7 +53,7 @@ class Seat:
             and hot.routes
             and (hot.tuner is None or not hot.tuner.is_tuning_mode)
             and router.capture_fn is None
-            and router._routing_replay_out is None
+            and getattr(router, "_routing_replay_out", None) is None
         )
 
     def run(self, hidden: Any) -> Any:
@@ -115,6 +115,7 @@ def take(runner: Any, original: Callable[..., Any]) -> Seat | None:
             plan.gate_wrong = f"{type(error).__name__}: {error}"
     if plan.gate_wrong:
         raise RefusedError(f"{plan.problem}: its probe failed: {plan.gate_wrong}")
+    seat.serves()  # what it reads in each call: if this vLLM has not got it, better here than there
     return seat
 
 

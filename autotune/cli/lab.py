@@ -40,7 +40,8 @@ def run(
         typer.Option(
             "--arms",
             help="What to compare, by commas: stock, stock-again, stock-triton, all, and one factor at a "
-            "time: tiles, swap_ab, swap_ab_off, static, no-recompile, route, fused_decode, fused_triton. "
+            "time: tiles, swap_ab, swap_ab_off, static, no-recompile, route, fused_decode, gate, "
+            "fused_triton. "
             "What they are compared with is added.",
         ),
     ] = "stock,all",
@@ -145,7 +146,7 @@ def run(
     Example, a quick look: autotune lab run --out quick --layers 12 --concurrency 1 --output 64
 
     Example, one factor at a time: autotune lab run --out factors --layers 12 --concurrency 1,128
-    --arms tiles,swap_ab_off,static,no-recompile,route,fused_decode,fused_triton
+    --arms tiles,swap_ab_off,static,no-recompile,route,fused_decode,gate,fused_triton
 
     Example, p95 of the first token with a cold cache: autotune lab run --out cold --cache cold
     --concurrency 8

@@ -12,6 +12,7 @@ from autotune.kernels.fused_decode._gate import choose
 from autotune.kernels.fused_decode._rows import pairs_of, rows_of, wait_for
 from autotune.kernels.fused_decode._tile import multiply
 from autotune.kernels.fused_triton._op import BLOCK128, TENSOR
+from autotune.kernels.keys import settle
 
 
 @triton.jit
@@ -194,3 +195,6 @@ def down(
             if tl.atomic_add(ready_ptr + 1, 1, sem="acq_rel", scope="gpu") == slots - 1:
                 tl.store(ready_ptr, 0)
                 tl.store(ready_ptr + 1, 0)
+
+
+settle(globals())

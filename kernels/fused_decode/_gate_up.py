@@ -9,6 +9,7 @@ from autotune.kernels.fused_decode._gate import choose
 from autotune.kernels.fused_decode._rows import pairs_of, rows_of, signal, wait_for
 from autotune.kernels.fused_decode._tile import multiply
 from autotune.kernels.fused_triton._op import BLOCK128, TENSOR, _to_fp8
+from autotune.kernels.keys import settle
 
 
 @triton.jit
@@ -121,3 +122,6 @@ def gate_up(
     if ROUTED:
         # Slots without rows count, too: nobody may still be waiting for what the last block resets.
         signal(counter_ptr + slot, 1)
+
+
+settle(globals())

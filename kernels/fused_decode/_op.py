@@ -19,6 +19,7 @@ from autotune.kernels.fused_decode._down import down
 from autotune.kernels.fused_decode._gate_up import gate_up
 from autotune.kernels.fused_decode._rows import route, signal
 from autotune.kernels.fused_decode._tile import quantize
+from autotune.kernels.keys import settle
 
 
 @triton.jit(do_not_specialize=["pairs", "renormalize"])
@@ -83,3 +84,6 @@ def layer_kernel(
             EXPERTS, SCHEME, INTERPRET, PAIRS, ROUTED, TILES, SPLIT, BLOCK_M, DOWN_N, DOWN_K, DOWN_STAGES,
             CROWDED_M, logits_ptr, renormalize, CHOOSE, GATE_BINS,
         )  # fmt: skip
+
+
+settle(globals())

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from autotune.kernels.keys import settle
+
 
 @triton.jit
 def expert_ids(ids_ptr, lanes, pairs, EXPERTS: tl.constexpr):
@@ -130,3 +132,6 @@ def pairs_of(
     else:
         pair = pick(hits, ranks, first, PAIRS, BLOCK_M)
     return pair
+
+
+settle(globals())

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from autotune.kernels.fused_triton._op import BF16, FP8_MAX, TENSOR, TINY, _to_fp8
+from autotune.kernels.keys import settle
 
 
 @triton.jit
@@ -58,3 +59,6 @@ def quantize(
         scale = tl.maximum(tl.max(tl.abs(x), 1), TINY) / FP8_MAX
         tl.store(q_ptr + at, _to_fp8(x / scale[:, None]), mask=inside[:, None])
         tl.store(q_scale_ptr + group, scale, mask=inside)
+
+
+settle(globals())

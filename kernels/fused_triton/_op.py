@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from autotune.kernels.keys import settle
+
 BF16 = tl.constexpr(0)
 TENSOR = tl.constexpr(1)
 CHANNEL = tl.constexpr(2)
@@ -349,3 +351,6 @@ def sum_kernel(
             mask = inside & (expert >= 0) & (expert < EXPERTS)
         total += tl.load(x_ptr + (token * TOPK + slot) * K + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * K + columns, total.to(tl.bfloat16), mask=inside)
+
+
+settle(globals())

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from autotune.kernels.keys import settle
+
 
 @triton.jit
 def _chunk_ids(ids_ptr, chunk, pairs, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
@@ -81,3 +83,6 @@ def place_kernel(
         block = first + lanes
         expert = tl.sum((ends[None, :] <= (block * BLOCK_M)[:, None]).to(tl.int32), 1)
         tl.store(block_expert_ptr + block, tl.minimum(expert, EXPERTS - 1), mask=block < blocks)
+
+
+settle(globals())

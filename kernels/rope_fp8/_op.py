@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from autotune.kernels.fused_triton._op import FP8_MAX, TINY, _to_fp8
+from autotune.kernels.keys import settle
 
 
 def _rope_fp8(
@@ -54,3 +55,6 @@ def _rope_fp8(
 
 rope_fp8_kernel = triton.jit(_rope_fp8, do_not_specialize=["tokens"])
 rope_fp8_naive_kernel = triton.jit(_rope_fp8)
+
+
+settle(globals())

@@ -45,7 +45,7 @@ def test_it_says_what_is_missing_and_exits_0() -> None:
     assert report["vllm"] is None
     assert report["summary"] == "Nothing would be applied here: vLLM is not installed in this Python."
     names = {"layers", "static-fp8", "static-bf16", "tiles", "router", "deep-gemm-warmup", "warmup"}
-    names |= {"counts", "metrics", "ranks"}
+    names |= {"counts", "metrics", "ranks", "gate"}
     assert {f["name"] for f in report["features"]} == names
     assert {f["state"] for f in report["features"]} == {"disabled"}
     assert report["tables"][0]["status"] == "not matched"

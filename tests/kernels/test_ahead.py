@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -172,3 +175,30 @@ def test_one_process_of_a_host_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with alone(str(tmp_path / "file" / "folder"), deadline) as unlockable:
         assert unlockable
+
+
+KEYS = """
+import importlib, json, sys
+names = {
+    "fused_decode._gate": ["gate_kernel"], "fused_decode._op": ["layer_kernel"],
+    "fused_triton._op": ["gate_up_kernel", "down_kernel"], "fused_triton._sort": ["place_kernel"],
+    "rope_fp8._op": ["rope_fp8_kernel"],
+}
+listed = [(module, name) for module, all_of_it in names.items() for name in all_of_it]
+keys = {}
+for module, name in listed if sys.argv[1] == "forwards" else reversed(listed):
+    keys[name] = getattr(importlib.import_module(f"autotune.kernels.{module}"), name).cache_key
+print(json.dumps(keys, sort_keys=True))
+"""
+
+
+def test_a_kernel_has_the_same_key_whichever_was_asked_first() -> None:
+    """Else what a compiling process makes is not what this one looks for, and a start may miss its cache."""
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", KEYS, order], capture_output=True, text=True, check=True, timeout=120
+        ).stdout
+        for order in ("forwards", "backwards")
+    ]
+    assert len(json.loads(answers[0])) == 6
+    assert answers[0] == answers[1]

@@ -35,6 +35,14 @@ def test_log_probabilities_count_until_the_first_other_token() -> None:
     assert (same.differing_tokens, same.first, same.largest, same.within) == (0, None, 0.0, True)
 
 
+def test_completions_that_share_no_token_are_not_within_anything() -> None:
+    reference, found = [greedy(("a", -1.0), ("b", -1.0))], [greedy(("x", -1.0), ("b", -1.0))]
+    difference = compare("all", "stock", found, reference, tolerance=0.1)
+    assert (difference.alike, difference.largest, difference.within) == (0, 0.0, False)
+    assert "nothing of them can be compared" in str(difference)
+    assert "tolerance" not in str(difference)
+
+
 def test_the_prompts_of_both_are_compared_place_by_place() -> None:
     reference = [
         Greedy(("a",), (-1.0,), (-2.0, -3.0, -4.0), ("5", "6", "7")),

@@ -41,8 +41,7 @@ def run(
             "--arms",
             help="What to compare, by commas: stock, stock-again, stock-triton, all, and one factor at a "
             "time: tiles, swap_ab, swap_ab_off, static, no-recompile, route, fused_decode, gate, "
-            "fused_triton. "
-            "What they are compared with is added.",
+            "fused_triton. What they are compared with is added.",
         ),
     ] = "stock,all",
     concurrency: Annotated[

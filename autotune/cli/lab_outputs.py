@@ -36,10 +36,10 @@ def outputs(
 
     Counts the tokens that differ. Before the first of them both servers have read the same text, so there the
     log probabilities of the chosen tokens must agree within the tolerance; after it they read different
-    texts. Exit code 1 if the tolerance is passed, or no token is common. The prompts are the same text for both throughout: of their
-    tokens it says how far the log probabilities are apart, and after how many another one would be next. An
-    arm such as stock-triton in the plan shows what a change between vLLM's own backends does. The comparison
-    is also kept in FOLDER/outputs.json.
+    texts. Exit code 1 if the tolerance is passed, or if a pair has no token in common. The prompts are the
+    same text for both throughout: of their tokens it says how far the log probabilities are apart, and after
+    how many another one would be next. An arm such as stock-triton in the plan shows what a change between
+    vLLM's own backends does. The comparison is also kept in FOLDER/outputs.json.
 
     Example: autotune lab outputs bench-results/lab-fp8_tensor
     """

@@ -2,7 +2,7 @@
 
     python benchmarks/engine_steps.py [--scheme fp8_tensor] [--layers 12] [--batches 1,8,32,128]
                                       [--prompt 128] [--prefills 128,2048,8192] [--steps 16] [--later 100]
-                                      [--routing]
+                                      [--routing] [--host]
                                       [--out FOLDER]
 
 A served token also costs its way from the engine to the client; here nothing but the engine runs. Each arm
@@ -15,7 +15,9 @@ GPU's is the host's: launches from Python. The arms are minutes apart, so the fi
 
 With --later a batch is measured a second time, that many tokens on: requests that generate alike choose the
 same experts. With --routing a third engine, stock and without CUDA graphs, counts how many of a step's rows
-each expert gets: random weights need not route as uniformly as a sweep's inputs do.
+each expert gets: random weights need not route as uniformly as a sweep's inputs do. With --host the functions
+in which the host's time goes are listed, too, by cProfile: a long wait for the GPU says that the GPU sets the
+pace, long launches that the host does. Each is run after it was timed, and slower for being watched.
 
 Needs a CUDA GPU and vLLM.
 """
@@ -24,9 +26,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import cProfile
 import inspect
 import json
 import os
+import pstats
 import random
 import re
 import signal
@@ -51,6 +55,8 @@ STEP_TOKENS = 8192
 """`max_num_batched_tokens`: what `vllm serve` takes on an H200 (vllm/engine/arg_utils.py of 0.25.1)."""
 LONGEST = 12
 """Kernels that are listed."""
+LONGEST_FUNCTIONS = 40
+"""Functions of the host that are kept; as many as `LONGEST` are listed."""
 
 
 def engine(given: argparse.Namespace) -> None:
@@ -84,7 +90,7 @@ def engine(given: argparse.Namespace) -> None:
                     model.llm_engine.step()
                 found[name] = spread([rows.tolist() for rows in counted], batch)
             else:
-                found[name] = _measured(model.llm_engine.step, given.steps)
+                found[name] = _measured(model.llm_engine.step, given.steps, given.host)
         while model.llm_engine.has_unfinished_requests():
             model.llm_engine.step()
     for tokens in given.prefills:
@@ -98,7 +104,7 @@ def engine(given: argparse.Namespace) -> None:
             prefill()
             found[f"prefill {tokens}"] = spread([rows.tolist() for rows in counted], tokens)
         else:
-            found[f"prefill {tokens}"] = _measured(prefill, PREFILLS)
+            found[f"prefill {tokens}"] = _measured(prefill, PREFILLS, given.host)
     given.answer.write_text(json.dumps(found))
 
 
@@ -146,8 +152,8 @@ def spread(calls: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
     }
 
 
-def _measured(step: Callable[[], Any], times: int) -> dict[str, Any]:
-    """Time a step so often, then profile it as often: microseconds."""
+def _measured(step: Callable[[], Any], times: int, host: bool) -> dict[str, Any]:
+    """Time a step so often, then profile it as often, and with `host` once more by function: microseconds."""
     from torch.profiler import ProfilerActivity, profile
 
     walls = []
@@ -165,7 +171,24 @@ def _measured(step: Callable[[], Any], times: int) -> dict[str, Any]:
     return {
         "step_us": round(statistics.median(walls) * 1e6, 1), "gpu_us": round(sum(kernels.values()), 1),
         "kernels_us": {name: round(us, 2) for name, us in kernels.items()},
+        **({"host_us": host_functions(step, times)} if host else {}),
     }  # fmt: skip
+
+
+def host_functions(step: Callable[[], Any], times: int) -> dict[str, float]:
+    """Microseconds a step of the host in each function itself, longest first; `total` is all of it."""
+    watch = cProfile.Profile()
+    watch.enable()
+    for _ in range(times):
+        step()
+    watch.disable()
+    stats: Any = pstats.Stats(watch)
+    own = {
+        f"{name} ({'/'.join(Path(file).parts[-2:])}:{line})" if line else name: seconds / times * 1e6
+        for (file, line, name), (_, _, seconds, _, _) in stats.stats.items()
+    }
+    longest = sorted(own.items(), key=lambda item: -item[1])[:LONGEST_FUNCTIONS]
+    return {"total": round(sum(own.values()), 1)} | {name: round(us, 1) for name, us in longest}
 
 
 def _prefill(model: Any, draw: random.Random, tokens: int) -> None:
@@ -251,6 +274,12 @@ def report(arms: dict[str, dict[str, Any]], layers: int) -> str:
             lines.append(f"\n{arm}, {step}: microseconds a step")
             longest = sorted(found[step]["kernels_us"].items(), key=lambda item: -item[1])[:LONGEST]
             lines += [f"{us:>12.1f}  {name[:90]}" for name, us in longest]
+            host = dict(found[step].get("host_us", {}))
+            if host:
+                lines.append(
+                    f"{arm}, {step}: microseconds of the host, of {host.pop('total')} a watched step"
+                )
+                lines += [f"{us:>12.1f}  {name[:90]}" for name, us in list(host.items())[:LONGEST]]
     return "\n".join(lines)
 
 
@@ -295,6 +324,7 @@ def main() -> int:
     parser.add_argument("--steps", type=_number(400), default=16, help="decode steps timed, then profiled")
     parser.add_argument("--later", type=_number(1500), default=0, help="measure again so many tokens on")
     parser.add_argument("--routing", action="store_true", help="count the rows of each expert, too")
+    parser.add_argument("--host", action="store_true", help="list where the host's time goes, too")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of engine_steps.json")
     parser.add_argument("--engine", dest="model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)

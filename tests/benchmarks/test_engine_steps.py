@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +34,26 @@ def test_the_kernels_that_differ_are_counted_for_a_layer(program: ModuleType) ->
         ["228.0", "gemm"],
         ["12.0", "expand"],
     ]
+
+
+def test_the_host_s_time_is_told_by_function(program: ModuleType) -> None:
+    """A wait of 20 ms must stand first, and be 20 ms: by it one tells who sets the pace."""
+
+    def step() -> None:
+        time.sleep(0.02)
+        sorted(range(10))
+
+    found = program.host_functions(step, 3)
+    total = found.pop("total")
+    first, us = next(iter(found.items()))
+    assert "sleep" in first
+    assert 20_000 <= us <= total
+    assert any("test_engine_steps.py" in name for name in found)
+    arms = {arm: {"decode 1": batch(gemm=3.0) | {"host_us": {"total": total, **found}}} for arm in ("a", "b")}
+    listed = program.report(arms, layers=1).split("b, decode 1: microseconds of the host")[1].splitlines()
+    assert str(total) in listed[0]
+    assert listed[1].split()[0] == str(us)
+    assert "sleep" in listed[1]
 
 
 def test_rows_of_calls_are_told_by_how_evenly_they_are_spread(program: ModuleType) -> None:

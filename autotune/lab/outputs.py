@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import math
 import random
 import statistics
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -144,7 +145,7 @@ def complete(address: str, model: str, prompt: str, tokens: int, limit_s: float)
     """One greedy completion with log probabilities, its own and the prompt's.
 
     Raises:
-        AutotuneError: if the server refuses, or fewer tokens came back than were asked for.
+        AutotuneError: if the server refuses or answers something else, such as fewer tokens.
     """
     body = json.dumps(request_of(model, prompt, tokens)).encode()
     request = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
@@ -156,7 +157,10 @@ def complete(address: str, model: str, prompt: str, tokens: int, limit_s: float)
             greedy = Greedy(
                 tuple(found["tokens"]), tuple(map(float, found["token_logprobs"])), read, likeliest
             )
-    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError) as error:
+            # NaN is no larger than anything: it would pass every tolerance.
+            if not all(map(math.isfinite, (*greedy.logprobs, *greedy.read))):
+                raise ValueError("log probabilities that are not finite")
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
         raise AutotuneError(f"{address} gave no completion: {error}.", "Read the server's log.") from error
     if not greedy.read:
         raise AutotuneError(f"{address} told nothing of the prompt's tokens.", "Read the server's log.")
@@ -172,7 +176,7 @@ def _read(places: Sequence[dict[str, dict[str, Any]] | None]) -> tuple[tuple[flo
     may be one.
 
     Raises:
-        KeyError, TypeError, ValueError: for anything else.
+        AttributeError, KeyError, TypeError, ValueError: for anything else.
     """
     told = [place for place in places[1:] if place is not None]
     own = [max(place.values(), key=lambda one: int(one["rank"])) for place in told]

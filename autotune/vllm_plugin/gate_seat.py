@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -79,8 +80,11 @@ class Seat:
         runner = self._runner
         experts = runner.routed_experts
         output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+        # Plain: of vLLM's class of parameter each attribute takes 4 us to read, and Launch would look it up
+        # the slow way.
+        gate = runner.gate.weight.data
         self._kernel.apply_from_gate(
-            output, hidden.contiguous(), experts.w13_weight, experts.w2_weight, runner.gate.weight,
+            output, hidden.contiguous(), experts.w13_weight, experts.w2_weight, gate,
             runner.router.renormalize,
         )  # fmt: skip
         return output
@@ -92,8 +96,7 @@ def capturing() -> bool:
 
 
 def take(runner: Any, original: Callable[..., Any]) -> Seat | None:
-    """The seat of a layer, tried against vLLM's way once a shape; None while its route is still to be proved,
-    or in a run of padding only, for which vLLM chooses no experts.
+    """The seat of a layer, tried against vLLM's way once a shape; None while its route is still to be proved.
 
     Args:
         original: vLLM's forward pass of a layer.
@@ -107,10 +110,9 @@ def take(runner: Any, original: Callable[..., Any]) -> Seat | None:
         return None
     seat = _seat(runner, plan)
     if plan.gate_wrong is None:
-        if _is_padding():
-            return None
         try:
-            plan.gate_wrong = _wrong(runner, seat, original)
+            with _nobodys_tokens(runner):
+                plan.gate_wrong = _wrong(runner, seat, original)
         except Exception as error:
             plan.gate_wrong = f"{type(error).__name__}: {error}"
     if plan.gate_wrong:
@@ -126,11 +128,29 @@ def _routed(runner: Any) -> Any:
     return getattr(getattr(kernel, "impl", None), "fused_experts", None)
 
 
-def _is_padding() -> bool:
-    """Whether the first token of the forward pass is padding (vLLM from 0.28 on)."""
-    context = importlib.import_module("vllm.forward_context")
-    mask = getattr(context.get_forward_context(), "is_padding", None)
-    return mask is not None and bool(mask[:1].any())
+@contextlib.contextmanager
+def _nobodys_tokens(runner: Any) -> Iterator[None]:
+    """Made tokens in the middle of a forward pass: none is padding, and whoever records choices sees none.
+
+    vLLM chooses no experts for padding (from 0.28 on, and before if it is set). With the V2 runner, before
+    0.30, all runs until graphs have been captured are padding: a layer that waited for another run would
+    have its seat in no graph.
+    """
+    context = importlib.import_module("vllm.forward_context").get_forward_context()
+    silenced = [
+        (holder, name, getattr(holder, name))
+        for holder, name in (
+            (context, "is_padding"), (runner.router, "capture_fn"), (runner.router, "_routing_replay_out")
+        )
+        if getattr(holder, name, None) is not None
+    ]  # fmt: skip
+    try:
+        for holder, name, _ in silenced:
+            setattr(holder, name, None)
+        yield
+    finally:
+        for holder, name, value in silenced:
+            setattr(holder, name, value)
 
 
 def _plan(runner: Any) -> RoutePlan:

@@ -7,14 +7,18 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.cli.lab_plan import starter_table
-from autotune.lab.outputs import Greedy, compare, make_prompts
+from autotune.lab.outputs import Greedy, compare, complete, make_prompts
 from autotune.lab.results import Folder
 from autotune.lab.tables import read_table
+from autotune.vocabulary.errors import AutotuneError
 from tests.lab.labs import ROOT, Lab, stand_in_plan
 
 
@@ -67,6 +71,60 @@ def test_prompts_are_words_of_the_model_and_the_same_for_every_arm() -> None:
         words = prompt.split()
         assert 3 <= len(words) <= 9
         assert all(2 <= int(word[1:]) < 151936 for word in words)
+
+
+def answer(prompt: Any, *logprobs: float) -> dict[str, Any]:
+    told = {"tokens": ["a"] * len(logprobs), "token_logprobs": logprobs}
+    return {"choices": [{"logprobs": told, "prompt_logprobs": prompt}]}
+
+
+READ = [None, {"5": {"logprob": -1.0, "rank": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("body", "left_out", "said"),
+    [
+        (answer(READ, -1.0, -2.0), 0, ""),
+        (answer(READ, -1.0, -2.0), 9, "gave no completion: IncompleteRead"),
+        ({"choices": []}, 0, "gave no completion"),
+        (answer(["x", "y"], -1.0, -2.0), 0, "gave no completion"),
+        (answer(None, -1.0, -2.0), 0, "gave no completion"),
+        (answer([None], -1.0, -2.0), 0, "told nothing of the prompt's tokens"),
+        (answer(READ, -1.0), 0, "1 of 2 tokens came back"),
+        (answer(READ, -1.0, float("nan")), 0, "log probabilities that are not finite"),
+    ],
+)
+def test_what_a_server_answers_instead_is_told_in_words(body: Any, left_out: int, said: str) -> None:
+    """Args:
+    left_out: bytes that the server promises and does not send.
+    """
+
+    class Server(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            sent = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(sent) + left_out))
+            self.end_headers()
+            self.wfile.write(sent)
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_port}"
+            if said:
+                with pytest.raises(AutotuneError, match=said):
+                    complete(address, "m", "p q", 2, 10.0)
+            else:
+                found = complete(address, "m", "p q", 2, 10.0)
+                assert found == Greedy(("a", "a"), (-1.0, -2.0), (-1.0,), ("5",))
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize(

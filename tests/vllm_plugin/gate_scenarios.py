@@ -75,11 +75,17 @@ def choosing_on_cpu() -> None:
     ops.topk_softmax, ops.topk_sigmoid = topk_softmax, topk_sigmoid
 
 
+plain: set[bool] = set()
+"""Whether our launches got the gate as a tensor of no class of vLLM's."""
+
+
 def from_gate(seen: list[float], wrong: list[float]) -> None:
     """Put the reference in the place of our launches from the gate on."""
     from autotune.vllm_plugin import own_experts
 
     def plan(w: Any, gate: Any, hidden: Any, candidate: Any, out: Any) -> list[Any]:
+        plain.add(type(gate.weight) is torch.Tensor)
+
         def run() -> None:
             logits = torch.nn.functional.linear(hidden, gate.weight).float()
             best, ids = torch.softmax(logits, 1).topk(w.problem.topk, dim=1)
@@ -145,16 +151,18 @@ class Layer:
         before, chosen = len(cpu_kernels.ran), len(chose)
         context = importlib.import_module("vllm.forward_context")
         with context.set_forward_context(None, on_cpu()):
-            if padding:
-                context.get_forward_context().is_padding = torch.ones(tokens, dtype=torch.bool)
+            marked = torch.ones(tokens, dtype=torch.bool) if padding else None
+            context.get_forward_context().is_padding = marked
             out = self.runner._forward_impl(hidden, hidden, None, None)
+            assert context.get_forward_context().is_padding is marked
         logits = torch.nn.functional.linear(hidden, self.runner.gate.weight).float()
         best, ids = torch.softmax(logits, 1).topk(problem.topk, dim=1)
         weights = best / best.sum(1, keepdim=True) if self.runner.router.renormalize else best
         truth = reference_moe(self.setup.weights, LayerInputs(hidden, ids.to(torch.int32), weights))
         return {
             "ran": cpu_kernels.ran[before:], "error": relative_l2(out, truth),
-            "vllm_chose": len(chose) > chosen, "took": bool(self.runner.__dict__.get("_autotune_gate")),
+            "vllm_chose": len(chose) > chosen, "chose": [ids[: problem.topk] for ids in chose[chosen:]],
+            "took": bool(self.runner.__dict__.get("_autotune_gate")),
         }  # fmt: skip
 
 
@@ -178,7 +186,7 @@ def taken(renormalize: bool = True, **_: Any) -> Any:
     other = Layer("layers.1.experts", setup=layer.setup, renormalize=renormalize)
     before = len(seen)
     beside = [other.call(64), len(seen) - before, other.call(1)]
-    layer.runner.router.capture_fn = chose.append
+    layer.runner.router.capture_fn = lambda ids: None
     asked = layer.call(1)
     layer.runner.router.capture_fn = None
     layer.runner.router._routing_replay_out = torch.zeros(64, 2, dtype=torch.int16)
@@ -186,7 +194,7 @@ def taken(renormalize: bool = True, **_: Any) -> Any:
     layer.runner.router._routing_replay_out = None
     found = {
         "first": first, "calls": calls, "beside": beside, "asked": asked, "replayed": replayed,
-        "seen": seen, "lines": lines, "features": features(plugin),
+        "seen": seen, "plain": sorted(plain), "lines": lines, "features": features(plugin),
     }  # fmt: skip
     plan = layer.runner.routed_experts.quant_method.moe_kernel.impl.fused_experts.plan
     plan.remove("fused_decode", "a test took it away")
@@ -262,13 +270,22 @@ def reloaded(**_: Any) -> Any:
 
 
 def padded(**_: Any) -> Any:
-    """The first forward pass is of padding only."""
+    """The first forward pass is of padding only, and the choices of its tokens are recorded."""
     _plugin, lines, _seen, _wrong = prepared()
     layer = Layer()
-    layer.call(64, padding=True)
-    took = layer.runner.__dict__.get("_autotune_gate")
-    layer.call(64)
-    return {"after_padding": took is None, "call": layer.call(1), "lines": lines}
+    router = layer.runner.router
+    recorded: list[int] = []
+    router.capture_fn = lambda ids: recorded.append(len(ids))
+    router._routing_replay_out = replay = torch.full((64, 2), -7, dtype=torch.int16)
+    first = layer.call(64, padding=True)
+    kept = router._routing_replay_out is replay
+    first_row = replay[0].tolist()
+    listened = layer.call(1)
+    router.capture_fn = router._routing_replay_out = None
+    return {
+        "first": first, "first_row": first_row, "recorded": recorded, "kept": kept, "listened": listened,
+        "call": layer.call(1), "lines": lines,
+    }  # fmt: skip
 
 
 def declined(**_: Any) -> Any:

@@ -14,11 +14,11 @@ import torch
 
 import autotune.kernels.weights as weights_module
 from autotune.kernels.reference import reference_moe, relative_l2
-from autotune.kernels.weights import MoeWeights, in_layout, make_inputs, make_weights
+from autotune.kernels.weights import LayerInputs, MoeWeights, in_layout, make_inputs, make_weights
 from autotune.vllm_plugin.own_experts import OwnKernel, takes_up_first
 from autotune.vocabulary.candidate import Candidate, FusedDecodeCandidate, FusedTritonCandidate, Tile
 from autotune.vocabulary.problem import Problem, Scheme
-from tests.kernels.interpreted import interpreters_cast
+from tests.kernels.interpreted import interpreters_cast, softmax_topk
 
 CANDIDATES: tuple[Candidate, ...] = (
     FusedTritonCandidate(
@@ -36,6 +36,19 @@ def vllms_experts(weights: MoeWeights) -> Any:
     return SimpleNamespace(
         w1_scale=weights.w13_scale, w2_scale=weights.w2_scale, a1_scale=static[0], a2_scale=static[1]
     )
+
+
+def from_gate(kernel: OwnKernel, held: MoeWeights, weights: MoeWeights, renormalize: bool) -> float:
+    """The error of a single token from the gate on; the interpreter truncates logits to bfloat16."""
+    problem = weights.problem
+    hidden = make_inputs(problem, 1, 2, device="cpu").hidden
+    rows = torch.randn(problem.E, problem.K, generator=torch.Generator().manual_seed(4)) * problem.K**-0.5
+    gate = rows.to(torch.bfloat16)
+    output = torch.full_like(hidden, float("nan"))
+    kernel.apply_from_gate(output, hidden, held.w13, held.w2, gate, renormalize)
+    logits = (hidden[0].float() @ gate.float().T).view(torch.int32).bitwise_and(-65536).view(torch.float32)
+    ids, chosen = softmax_topk(logits, problem.topk, renormalize)
+    return relative_l2(output, reference_moe(weights, LayerInputs(hidden, ids[None].int(), chosen[None])))
 
 
 def main() -> None:
@@ -58,6 +71,11 @@ def main() -> None:
                 error = relative_l2(output, reference_moe(weights, inputs))
                 answer = {"backend": candidate.backend, "order": order, "tokens": tokens, "error": error}
                 print(json.dumps(answer), flush=True)
+            if candidate.backend == "fused_decode":
+                for renormalize in (True, False):
+                    error = from_gate(kernel, held, weights, renormalize)
+                    answer = {"backend": "gate", "order": order, "renormalize": renormalize, "error": error}
+                    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def test_a_single_token_is_taken_from_the_gate_on_and_no_other_count(
     assert (five["ran"], five["vllm_chose"]) == ([f"triton:{TILE.tile.block_m}"], True)
     assert all(call["error"] <= LIMIT for call in (one, two, five, result["first"]))
     assert set(result["seen"]) == {float(renormalize)}
+    assert result["plain"] == [True]
     assert len(saying(result, TAKEN)) == 1
     assert not saying(result, "gate goes back") + saying(result, LEFT)
 
@@ -56,9 +57,16 @@ def test_a_kernel_that_vllm_builds_again_is_taken_anew(inside: Inside) -> None:
     assert all(call["error"] <= LIMIT for call in result["calls"])
 
 
-def test_a_run_of_padding_does_not_try_it(inside: Inside) -> None:
+def test_made_tokens_are_no_padding_and_recorded_by_nobody(inside: Inside) -> None:
+    """A start may have runs of padding only until graphs are captured."""
     result = inside["gate_padded"]
-    assert result["after_padding"]
+    assert result["first"]["took"]
+    assert result["first"]["ran"].count("gate") == 4
+    # What vLLM chose in the run itself (none, if it skips padding), and in the call after it.
+    assert result["recorded"] == [64, 1]
+    assert result["kept"]
+    assert result["first_row"] in (result["first"]["chose"][0], [-1, -1])
+    assert result["listened"]["ran"] == ["own"]
     assert result["call"]["ran"] == ["gate"]
     assert not saying(result, LEFT)
 

@@ -70,6 +70,8 @@ class StepMeter:
         self._taken: Counter[tuple[int, str]] = Counter()
         self._untold = 0
         self._reports: list[WorkerReport] = []
+        self._compiled: dict[int, int] = {}
+        """Variants compiled after ready, by the worker's process, as far as they were sent."""
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._stopping = threading.Event()
@@ -139,6 +141,10 @@ class StepMeter:
                 calls.labels(layer.problem, layer.base, where, backend).set(count)
         for report in self._reports:
             compiles.labels(report.rank, "all", "compiled_before_ready").set(report.compiled_before)
+            compiled = sum(report.compiled.values())
+            if self.sender is not None and compiled > self._compiled.get(report.pid, 0):
+                self.sender.add_compiled(compiled - self._compiled.get(report.pid, 0))
+                self._compiled[report.pid] = compiled
             for event, counts in (("compiled", report.compiled), ("read", report.read)):
                 compiles.labels(report.rank, "all", f"{event}_after_ready").set(sum(counts.values()))
                 for kernel, count in counts.items():

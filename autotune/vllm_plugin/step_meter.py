@@ -157,12 +157,29 @@ class StepMeter:
             for (problem, served, graph), count in self.placed.most_common()
         ]
 
+    def compile_lines(self) -> list[str]:
+        """What each rank compiled after it was ready.
+
+        The workers say it too, but not where vLLM's second signal ends them before they come to it.
+        """
+        ranks = self._reports
+        return [
+            line
+            for report in ranks
+            for line in run_folder.compile_lines(
+                report.compiled, report.read, f" on rank {report.rank}" if len(ranks) > 1 else ""
+            )
+        ]
+
     def end(self) -> None:
         """At the end of the process: the last flush, the log, and at most a second for the telemetry."""
         self._stopping.set()
         self._flush_guarded()
+        observing = any(layer.mode == "observe" for report in self._reports for layer in report.layers)
         for line in self.lines():
-            logger().info("autotune: served: %s", line)
+            logger().info("autotune: %s: %s", "would have served" if observing else "served", line)
+        for line in self.compile_lines():
+            logger().info("autotune: %s", line)
         if self.sender is not None:
             self.sender.close()
 

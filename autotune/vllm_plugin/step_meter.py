@@ -166,6 +166,7 @@ class StepMeter:
         return [
             line
             for report in ranks
+            if report.pid != os.getpid()  # an engine in this process says it itself
             for line in run_folder.compile_lines(
                 report.compiled, report.read, f" on rank {report.rank}" if len(ranks) > 1 else ""
             )

@@ -142,7 +142,7 @@ def test_each_rank_is_named_with_what_it_compiled(
 ) -> None:
     monkeypatch.setenv(run_folder.VARIABLE, str(tmp_path))
     (layer,) = ledger_of(table)[0].reports()
-    for rank, pid in enumerate((os.getpid(), os.getppid())):
+    for rank, pid in enumerate((1, os.getppid(), os.getpid())):
         assert run_folder.write(worker(rank, layer, pid), os.environ) == ""
     meter = StepMeter()
     meter.flush()

@@ -266,6 +266,15 @@ def changed_signature(**_: Any) -> Any:
     return {"features": features(plugin), "lines": lines, "order": order()}
 
 
+def future(folder: str, **_: Any) -> Any:
+    """A vLLM of a version that nobody has seen, by its metadata, which renames an argument besides."""
+    metadata = Path(folder) / "vllm-0.99.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.0\n")
+    sys.path.insert(0, folder)
+    return changed_signature()
+
+
 def changed_lookup(**_: Any) -> Any:
     fm = module("fused_moe")
 

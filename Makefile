@@ -47,7 +47,7 @@ test-versions: setup-test other-sources ## run the plugin's tests in the other v
 	@echo "==> the plugin in vLLM $(OTHER_VLLM_VERSIONS)" >&2
 	@AUTOTUNE_VLLM_VERSIONS="$(OTHER_VLLM_VERSIONS)" $(BIN)/python -m pytest $(SPREAD) -m 'not slow' \
 		tests/vllm_plugin/test_against_vllm.py tests/vllm_plugin/test_router.py tests/vllm_plugin/test_gate.py \
-		tests/vllm_plugin/test_faults.py
+		tests/vllm_plugin/test_faults.py tests/vllm_plugin/test_step_metrics.py
 
 ALONE := tests/measure/test_gpu_faults.py
 test-gpu: setup-test ## run the tests that need a CUDA GPU

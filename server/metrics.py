@@ -43,6 +43,11 @@ class Metrics:
             ("answer", "reason"),
             registry=self.registry,
         )
+        self.compiled = Counter(
+            "autotune_telemetry_compiled",
+            "Triton variants that serving processes reported to have compiled after they were ready.",
+            registry=self.registry,
+        )
 
     def decided(self, decision: Decision) -> None:
         """Count one answer."""

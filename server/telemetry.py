@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autotune.db.telemetry import TelemetryCount, TelemetryRepository
 from autotune.server.bodies import MalformedBodyError, json_body, read_model
@@ -37,7 +37,16 @@ class Report(BaseModel):
 
     instance: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$", description="who reports")
     gpu: str = Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")
-    counts: list[Count] = Field(min_length=1)
+    counts: list[Count]
+    compiled: int = Field(
+        default=0, ge=0, le=_MOST, description="Triton variants compiled after ready since the last report"
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Report:
+        if not self.counts and not self.compiled:
+            raise ValueError("nothing is counted: counts is empty and compiled is 0")
+        return self
 
 
 @router.post("/telemetry", dependencies=[Depends(requires("telemetry"))], status_code=202)
@@ -64,4 +73,5 @@ def post_telemetry(body: Annotated[Any, Depends(json_body)], shared: Shared) -> 
         TelemetryRepository(session).add(report.instance, report.gpu, rows)
     for row in rows:
         shared.metrics.telemetry.labels(row.answer, row.reason).inc(row.count)
+    shared.metrics.compiled.inc(report.compiled)
     return {"stored": len(rows)}

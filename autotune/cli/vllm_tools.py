@@ -30,22 +30,33 @@ def doctor(
     ] = None,
     tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size, with --model.")] = 1,
     ep: Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size, with --model.")] = 1,
+    moe_backend: Annotated[
+        str, typer.Option("--moe-backend", help="vLLM's --moe-backend, with --model.")
+    ] = "auto",
+    lora: Annotated[bool, typer.Option("--lora", help="LoRA is enabled, with --model.")] = False,
+    dp: Annotated[int, typer.Option("--dp", min=1, help="Data-parallel size, with --model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what the plugin would apply in this environment, and why not.
 
     Applies nothing. Works without vLLM and without a GPU. With --model it also says which routes would be
-    served per call. Whether each backend runs on the layer's real weights is tried when the server starts.
+    served per call. Whether each backend runs on the layer's real weights is tried when the server starts;
+    what only vLLM's own objects tell (a monolithic kernel, biases, a hook) its log says then.
 
     The plugin reads AUTOTUNE_TABLE, else AUTOTUNE_URL, else the starter tables; it reads no database.
     """
     from autotune.cli.publishing_lookup import refuse_split
-    from autotune.vllm_plugin.doctor import examine, unsettled
+    from autotune.vllm_plugin.doctor import Serving, examine, unsettled
     from autotune.vllm_plugin.environment import installed
     from autotune.vocabulary.errors import UsageError
     from autotune.vocabulary.settings import Settings
 
     refuse_split(model, tp, ep)
+    serving = Serving(moe_backend, lora, dp)
+    if model is None and serving != Serving():
+        raise UsageError(
+            "--moe-backend, --lora and --dp go with --model.", "Name the model that is served so."
+        )
     layer = None
     if model is not None:
         from autotune.vocabulary.catalogue import resolve_problem
@@ -58,7 +69,7 @@ def doctor(
     else:
         if installed("vllm"):
             typer.echo("importing vLLM ...", err=True)
-        report = examine(settings, layer)
+        report = examine(settings, layer, serving)
     if as_json:
         typer.echo(json.dumps(report.to_json_data(), indent=2))
     else:

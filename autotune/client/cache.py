@@ -37,6 +37,13 @@ class Kept:
     etag: str | None
     saved_at: str
 
+    def saved_after(self, moment: datetime) -> bool:
+        """Whether it was fetched after a moment; False where `saved_at` is no time."""
+        try:
+            return datetime.fromisoformat(self.saved_at) > moment
+        except (ValueError, TypeError):
+            return False
+
 
 class LastKnownGood:
     """One stored answer per service, GPU and channel.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -126,6 +127,9 @@ def _last_known_good(name: str, kept: Kept | None, reasons: tuple[str, ...], bro
     except TableError as error:
         return Snapshot(source=name, reasons=(*reasons, f"and what was kept is broken: {error}"), miss=miss)
     source = f"{name} (last known good of {kept.saved_at})"
+    if kept.saved_after(datetime.now(UTC)):
+        # It serves all the same: nothing here is decided by the clock.
+        reasons = (*reasons, f"what serves was kept at {kept.saved_at}, ahead of this machine's clock")
     return Snapshot(tables, source, (*reasons, *broken), _nothing_usable(tables, broken))
 
 

@@ -7,13 +7,14 @@ import importlib
 import os
 import sys
 from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from autotune.client import RoutingClient
 from autotune.client.addresses import MASK, shown
 from autotune.client.snapshot import DATA_VARIABLE
 from autotune.vllm_plugin.base_choice import choose_base
-from autotune.vllm_plugin.deployment import Deployment
+from autotune.vllm_plugin.deployment import Deployment, Layer
 from autotune.vllm_plugin.environment import (
     NEWEST,
     OLDEST,
@@ -34,7 +35,7 @@ from autotune.vocabulary.errors import UsageError
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.settings import Settings
-from autotune.vocabulary.table import Miss, PublishedTable, RoutingTable
+from autotune.vocabulary.table import Kept, Miss, PublishedTable, RoutingTable
 
 READ_VARIABLES = (
     "VLLM_PLUGINS", "VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", "VLLM_USE_DEEP_GEMM",
@@ -68,7 +69,40 @@ class Report:
         return data
 
 
-def examine(settings: Settings, model: tuple[Problem, Checkpoint | None] | None = None) -> Report:
+@dataclass(frozen=True)
+class Serving:
+    """How vLLM is started with a model, as far as that decides on its layers.
+
+    Args:
+        moe_backend: vLLM's option; `auto` leaves the choice.
+        dp: data-parallel size.
+    """
+
+    moe_backend: str = "auto"
+    lora: bool = False
+    dp: int = 1
+
+    def layer(self, problem: Problem) -> Layer:
+        """The layer with what vLLM's configuration would say of it."""
+        parallel = SimpleNamespace(use_all2all_kernels=False, dp_size=self.dp, enable_eplb=False)
+        config = SimpleNamespace(
+            is_lora_enabled=self.lora, has_bias=False, activation=SimpleNamespace(value=problem.act),
+            swiglu_limit=None, moe_parallel_config=parallel, num_local_experts=problem.E,
+            ep_size=problem.ep, num_experts=problem.E * problem.ep,
+        )  # fmt: skip
+        return Layer(config, problem.scheme, scheme_known=True)
+
+    @property
+    def chosen(self) -> str:
+        """Why the backend is the user's choice; empty if it is not."""
+        return "" if self.moe_backend == "auto" else f"moe_backend is {self.moe_backend}, as set"
+
+
+def examine(
+    settings: Settings,
+    model: tuple[Problem, Checkpoint | None] | None = None,
+    serving: Serving | None = None,
+) -> Report:
     """Look at this machine as the plugin would, applying nothing beyond this call.
 
     Works without vLLM and without a GPU; importing vLLM takes some seconds.
@@ -94,7 +128,7 @@ def examine(settings: Settings, model: tuple[Problem, Checkpoint | None] | None 
     with contextlib.redirect_stdout(sys.stderr):
         report.features = _features(client, report)
     if model is not None:
-        report.model = _model(client, report.features, *model)
+        report.model = _model(client, report.features, serving or Serving(), *model)
     report.summary = _summary(report, settings)
     return report
 
@@ -182,6 +216,7 @@ def _feature(feature: Feature, report: Report) -> dict[str, str]:
 def _model(
     client: RoutingClient,
     features: list[dict[str, str]],
+    serving: Serving,
     problem: Problem,
     checkpoint: Checkpoint | None,
 ) -> dict[str, Any]:
@@ -189,10 +224,14 @@ def _model(
     entry: dict[str, Any] = {"problem": str(problem), "checkpoint": checkpoint}
     if selection.table is None:
         return {**entry, "answer": "fallback", "reason": selection.miss, "detail": selection.detail}
-    explicit = explicit_choice()
+    refused = serving.layer(problem).refusal()
+    if refused:
+        return {**entry, "answer": "fallback", "reason": Kept.NOT_ROUTED, "detail": refused}
+    variable = explicit_choice()
+    explicit = serving.chosen or (f"{variable} is set" if variable else "")
     static = choose_backend(client, problem, checkpoint)
     backend = None if explicit else static.backend
-    refused = _not_routed(features)
+    refused = _not_routed(features) or serving.chosen
     routing = None if refused else _routing(client, selection.table, checkpoint)
     return {
         **entry,
@@ -201,7 +240,7 @@ def _model(
         "table_digest": selection.table.digest,
         "tiles": covered(selection.table, backend == "triton" and routing is None),
         "static": backend,
-        "static_detail": f"{explicit} is set: vLLM's own order stays" if explicit else static.detail,
+        "static_detail": f"{explicit}: vLLM's own order stays" if explicit else static.detail,
         "routing": routing,
         "routing_detail": refused,
     }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from typing import Any
 
 from autotune.vllm_plugin.log import logger
@@ -31,7 +31,8 @@ class Observation:
             answer: the route for a token count, or the reason why there is none, as text.
         """
         if not self._layers:
-            atexit.register(self.report)
+            # Also at the end of a process that vLLM forked, which runs no atexit.
+            Finalize(None, self.report, exitpriority=100)
         counts: Counter[int] = Counter()
         self._layers.append((layer, answer, counts))
         original = experts.apply

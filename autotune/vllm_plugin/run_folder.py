@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import MutableMapping
+from collections import Counter
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -55,6 +56,16 @@ class WorkerReport:
         """Raises `ValueError`, `KeyError` or `TypeError` for what `to_json` did not make."""
         data: dict[str, Any] = json.loads(text)
         return cls(**{**data, "layers": tuple(LayerReport.from_json_data(each) for each in data["layers"])})
+
+
+def compile_lines(compiled: Mapping[str, int], read: Mapping[str, int], where: str = "") -> list[str]:
+    """What a worker compiled, and read from Triton's cache, after it was ready, for the log."""
+    said = []
+    for verb, counts in (("compiled", compiled), ("read from disk", read)):
+        names = ", ".join(f"{name} {count}" for name, count in Counter(counts).most_common())
+        total = sum(counts.values())
+        said.append(f"Triton variants {verb} after ready{where}: {total}{names and f' ({names})'}")
+    return said
 
 
 def make_folder(environ: MutableMapping[str, str]) -> str:

@@ -64,14 +64,15 @@ def running() -> Plugin | None:
 def start(env: MutableMapping[str, str] | None = None) -> Plugin | None:
     """Read the source once, within `AUTOTUNE_TIMEOUT`, and install what the mode asks for.
 
-    Called again in the same process it does nothing. Returns None where nothing is installed; the log
-    says why.
+    Called again in the same process it says so and does nothing. Returns None where nothing is installed;
+    the log says why.
 
     Raises:
         Exception: whatever goes wrong unexpectedly; `register` turns it into a log line.
     """
     global _running
     if _running is not None:
+        info_once("loaded twice in this process; the second time does nothing")
         return _running
     environ = os.environ if env is None else env
     # Before anything can end this here: workers elsewhere need the settings all the same.

@@ -70,6 +70,8 @@ class StepMeter:
         self._taken: Counter[tuple[int, str]] = Counter()
         self._untold = 0
         self._reports: list[WorkerReport] = []
+        self._compiled: dict[int, int] = {}
+        """Variants compiled after ready, by the worker's process, as far as they were sent."""
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._stopping = threading.Event()
@@ -139,6 +141,10 @@ class StepMeter:
                 calls.labels(layer.problem, layer.base, where, backend).set(count)
         for report in self._reports:
             compiles.labels(report.rank, "all", "compiled_before_ready").set(report.compiled_before)
+            compiled = sum(report.compiled.values())
+            if self.sender is not None and compiled > self._compiled.get(report.pid, 0):
+                self.sender.add_compiled(compiled - self._compiled.get(report.pid, 0))
+                self._compiled[report.pid] = compiled
             for event, counts in (("compiled", report.compiled), ("read", report.read)):
                 compiles.labels(report.rank, "all", f"{event}_after_ready").set(sum(counts.values()))
                 for kernel, count in counts.items():
@@ -151,12 +157,30 @@ class StepMeter:
             for (problem, served, graph), count in self.placed.most_common()
         ]
 
+    def compile_lines(self) -> list[str]:
+        """What each rank compiled after it was ready.
+
+        The workers say it too, but not where vLLM's second signal ends them before they come to it.
+        """
+        ranks = self._reports
+        return [
+            line
+            for report in ranks
+            if report.pid != os.getpid()  # an engine in this process says it itself
+            for line in run_folder.compile_lines(
+                report.compiled, report.read, f" on rank {report.rank}" if len(ranks) > 1 else ""
+            )
+        ]
+
     def end(self) -> None:
         """At the end of the process: the last flush, the log, and at most a second for the telemetry."""
         self._stopping.set()
         self._flush_guarded()
+        observing = any(layer.mode == "observe" for report in self._reports for layer in report.layers)
         for line in self.lines():
-            logger().info("autotune: served: %s", line)
+            logger().info("autotune: %s: %s", "would have served" if observing else "served", line)
+        for line in self.compile_lines():
+            logger().info("autotune: %s", line)
         if self.sender is not None:
             self.sender.close()
 

@@ -60,6 +60,7 @@ class Sender:
         self._timeout_s = timeout_s
         self._every_s = every_s
         self._waiting: Counter[Key] = Counter()
+        self._compiled = 0
         self._in_flight = 0
         self._complained = False
         self._lock = threading.Lock()
@@ -82,6 +83,11 @@ class Sender:
             else:
                 self.dropped += count
 
+    def add_compiled(self, count: int) -> None:
+        """Count Triton variants that a worker compiled after it was ready."""
+        with self._lock:
+            self._compiled += count
+
     def close(self, wait_s: float = CLOSE_S) -> None:
         """Send what is left, within `wait_s` seconds; log what was dropped."""
         self._stopping.set()
@@ -98,12 +104,13 @@ class Sender:
     def _report(self) -> None:
         with self._lock:
             counts, self._waiting = self._waiting, Counter()
+            compiled, self._compiled = self._compiled, 0
             self._in_flight = counts.total()
-        if not counts:
+        if not counts and not compiled:
             return
         again = False
         try:
-            self._post(counts)
+            self._post(counts, compiled)
         except NotSentError as error:
             again = error.again
             self._complain(str(error))
@@ -116,6 +123,7 @@ class Sender:
             return
         with self._lock:
             self._in_flight = 0
+            self._compiled += compiled if again else 0
             for key, count in counts.items():
                 if again and (key in self._waiting or len(self._waiting) < MOST):
                     self._waiting[key] += count
@@ -128,12 +136,13 @@ class Sender:
             reason = masked(reason, self.url)
             warn_once(f"telemetry does not reach {shown(self.url)} (said once): {reason}")
 
-    def _post(self, counts: Counter[Key]) -> None:
+    def _post(self, counts: Counter[Key], compiled: int) -> None:
         import httpx
 
         body = {
             "instance": self.instance,
             "gpu": self.gpu,
+            "compiled": compiled,
             "counts": [
                 {
                     "problem": problem.model_dump(mode="json"), "tokens": tokens, "answer": answer,

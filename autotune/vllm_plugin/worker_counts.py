@@ -113,12 +113,7 @@ class WorkerCounts(Feature):
     def lines(self) -> list[str]:
         """What the log says at the end."""
         said = [f"served outside CUDA graphs: {line}" for line in self.ledger.lines()]
-        for verb, counts in (("compiled", self.watch.compiled), ("read from disk", self.watch.read)):
-            names = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-            said.append(
-                f"Triton variants {verb} after ready: {sum(counts.values())}{names and f' ({names})'}"
-            )
-        return said
+        return [*said, *run_folder.compile_lines(self.watch.compiled, self.watch.read)]
 
     def end(self) -> None:
         """At the end of the process."""

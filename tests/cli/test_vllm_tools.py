@@ -68,7 +68,43 @@ def test_text_for_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run().stdout.startswith("Nothing is applied: AUTOTUNE_MODE=off.")
 
 
+@pytest.mark.parametrize("mode", ["off", "observe", "tiles", "static", "route"])
+def test_the_mode_is_told(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("AUTOTUNE_MODE", mode)
+    assert json.loads(run("--json").stdout)["mode"] == mode
+    assert f"mode {mode} (" in " ".join(run().stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--lora"], "LoRA is enabled"), (["--dp", "2"], "data or sequence parallel experts")],
+)
+def test_a_server_whose_layers_no_table_covers_is_told_why(options: list[str], said: str) -> None:
+    found = json.loads(run("--json", "--model", "qwen-moe-fp8", *options).stdout)["model"]
+    assert (found["answer"], found["reason"], found["detail"]) == ("fallback", "not_routed", said)
+    text = " ".join(run("--model", "qwen-moe-fp8", *options).stdout.split())
+    assert f"vLLM's own choice stays (not_routed): {said}" in text
+
+
+@pytest.mark.parametrize(("chosen", "left_out"), [("another", True), ("another,autotune", False)])
+def test_a_plugin_that_is_left_out_is_told(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, left_out: bool
+) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", chosen)
+    said = f"VLLM_PLUGINS={chosen} leaves this plugin out: add autotune to it"
+    assert (said in " ".join(run().stdout.split())) is left_out
+
+
+def test_a_backend_that_the_user_set_stays() -> None:
+    found = json.loads(run("--json", "--model", "qwen-moe-fp8", "--moe-backend", "triton").stdout)["model"]
+    assert (found["answer"], found["static"], found["routing"]) == ("route", None, None)
+    assert found["static_detail"] == "moe_backend is triton, as set: vLLM's own order stays"
+    assert found["tiles"] == "1..64"
+
+
 def test_bad_usage_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in (["--lora"], ["--dp", "2"], ["--moe-backend", "triton"]):
+        assert isinstance(run(*options).exception, UsageError), options
     assert isinstance(run("--model", "qwen-moe-fp9").exception, UsageError)
     assert run("--tp", "0").exit_code == 2
     assert isinstance(run("--tp", "2").exception, UsageError)

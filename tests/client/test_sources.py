@@ -170,6 +170,32 @@ def test_the_last_known_good_serves_when_the_service_is_gone(tmp_path: Path) -> 
     assert resolve(here, "NVIDIA_H100", {}).miss is Miss.UNREACHABLE, "another GPU's answer was used"
 
 
+@pytest.mark.parametrize(
+    ("saved_at", "said"),
+    [
+        ("2076-01-01T00:00:00+00:00", True),
+        ("2001-01-01T00:00:00+00:00", False),
+        ("2076-01-01", False),
+        (None, False),
+    ],
+)
+def test_a_clock_that_was_set_back_is_said_and_decides_nothing(
+    tmp_path: Path, saved_at: str | None, said: bool
+) -> None:
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        good = resolve(here, GPU, {})
+    (path,) = (tmp_path / "cache" / "tables").iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "saved_at": saved_at}))
+    found = resolve(here, GPU, {})
+    assert found.digest == good.digest
+    assert [reason for reason in found.reasons if "ahead of this machine's clock" in reason] == (
+        [f"what serves was kept at {saved_at}, ahead of this machine's clock"] if said else []
+    )
+
+
 @pytest.mark.parametrize("in_code", [True, False])
 def test_what_is_kept_lies_in_the_xdg_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_code: bool

@@ -249,8 +249,20 @@ def test_telemetry_is_summed(client: TestClient, database: Database) -> None:
         assert client.post("/telemetry", json=report, headers=bearer()).status_code == 202
     with database.read() as session:
         assert TelemetryRepository(session).totals() == {("fallback", "above_range"): 4, ("route", ""): 10}
-    bad = {**report, "counts": [{**count, "count": 0}]}
-    assert client.post("/telemetry", json=bad, headers=bearer()).status_code == 422
+    for bad in (
+        {**report, "counts": [{**count, "count": 0}]},
+        {**report, "counts": []},
+        {**report, "compiled": -1},
+    ):
+        assert client.post("/telemetry", json=bad, headers=bearer()).status_code == 422
+
+
+def test_reported_compilations_are_summed(client: TestClient) -> None:
+    report = {"instance": "node-1", "gpu": "NVIDIA_H200", "counts": [], "compiled": 3}
+    for _ in range(2):
+        answer = client.post("/telemetry", json=report, headers=bearer())
+        assert (answer.status_code, answer.json()) == (202, {"stored": 0})
+    assert "\nautotune_telemetry_compiled_total 6.0\n" in client.get("/metrics").text
 
 
 def test_numbers_survive_the_way_through(client: TestClient, database: Database) -> None:

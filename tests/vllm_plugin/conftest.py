@@ -229,6 +229,8 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     add("launch_swapped", "launch", table("swapped", main_table(version, winner=OTHER_TILE)), counts=[8])
     add("off", "quiet", one, {"AUTOTUNE_MODE": "off"}, counts=[8])
     add("observe", "quiet", one, {"AUTOTUNE_MODE": "observe"}, counts=[8])
+    for mode in ("tiles", "static"):
+        add(f"only_{mode}", "quiet", one, {"AUTOTUNE_MODE": mode}, counts=[8])
     add("bad_mode", "quiet", one, {"AUTOTUNE_MODE": "rout"}, counts=[8])
     add("batch_invariant", "quiet", one, {"VLLM_BATCH_INVARIANT": "1"}, counts=[8])
     add("user_folder", "user_folder", one, folder=str(folder / "own"))
@@ -264,6 +266,7 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     ]
     add("backend", "backend", tensor, cases=cases)
     add("backend_tiles_mode", "backend", tensor, {"AUTOTUNE_MODE": "tiles"}, cases=cases[:1])
+    add("backend_static_mode", "backend", tensor, {"AUTOTUNE_MODE": "static"}, cases=cases[:1], router=True)
     add("backend_observe", "backend", tensor, {"AUTOTUNE_MODE": "observe"}, cases=cases[:1])
     add("backend_other_traffic", "backend", tensor, {"AUTOTUNE_CONCURRENCY": "10000"}, cases=cases[:1])
     add("backend_routed", "backend", tensor, cases=cases[:1], router=True)
@@ -279,6 +282,9 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     add("not_moved", "moved_tiles", mixed, {"AUTOTUNE_MODE": "tiles"}, scheme="fp8_tensor", build=True)
     # A vLLM that changed.
     add("changed_signature", "changed_signature", one)
+    later = static_table(version, environment=here("0.99.0"))
+    add("future", "future", table("future", later), folder=str(folder / "site"))
+    add("future_stale", "future", tensor, folder=str(folder / "site-stale"))
     add("changed_lookup", "changed_lookup", one)
     add("changed_oracle", "changed_oracle", one)
     add("twice", "twice", one)
@@ -321,6 +327,9 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     routing("router_batch_invariant", "state", {"VLLM_BATCH_INVARIANT": "1"})
     routing("router_explicit", "state", {"VLLM_USE_FLASHINFER_MOE_FP8": "1"})
     add("doctor_routed", "doctor", small, shape=str(SMALL))
+    as_served: dict[str, dict[str, Any]] = {"set": {"moe_backend": "triton"}, "lora": {"lora": True}}
+    for name, serving in as_served.items():
+        add(f"doctor_{name}", "doctor", small, shape=str(SMALL), serving=serving)
     blocks = SMALL.model_copy(update={"scheme": Scheme.FP8_BLOCK128, "N": 128})
     deep = routed_table(version, problem=blocks, baseline=BLOCK_BASELINE, third=DeepGemmCandidate())
     add(

@@ -266,6 +266,15 @@ def changed_signature(**_: Any) -> Any:
     return {"features": features(plugin), "lines": lines, "order": order()}
 
 
+def future(folder: str, **_: Any) -> Any:
+    """A vLLM of a version that nobody has seen, by its metadata, which renames an argument besides."""
+    metadata = Path(folder) / "vllm-0.99.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.0\n")
+    sys.path.insert(0, folder)
+    return changed_signature()
+
+
 def changed_lookup(**_: Any) -> Any:
     fm = module("fused_moe")
 
@@ -354,12 +363,17 @@ def exported(folder: str, counts: list[int], **_: Any) -> Any:
     return look_up(counts)
 
 
-def doctor(shape: str = "E=128,N=768,K=2048,topk=8,scheme=fp8_block128", **_: Any) -> Any:
-    from autotune.vllm_plugin.doctor import examine
+def doctor(
+    shape: str = "E=128,N=768,K=2048,topk=8,scheme=fp8_block128",
+    serving: dict[str, Any] | None = None,
+    **_: Any,
+) -> Any:
+    from autotune.vllm_plugin.doctor import Serving, examine
     from autotune.vocabulary.problem import Problem
     from autotune.vocabulary.settings import Settings
 
     fm = module("fused_moe")
     original = fm.get_moe_configs
-    report = examine(Settings.from_env(), (Problem.parse(shape), "fp8")).to_json_data()
+    serving_so = Serving(**(serving or {}))
+    report = examine(Settings.from_env(), (Problem.parse(shape), "fp8"), serving_so).to_json_data()
     return {**report, "untouched": fm.get_moe_configs is original}

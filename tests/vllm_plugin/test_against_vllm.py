@@ -104,6 +104,20 @@ def test_off_observe_and_a_bad_mode_leave_vllm_alone(inside: Inside) -> None:
     assert any("WARNING" in line and "Did you mean 'route'" in line for line in inside["bad_mode"]["lines"])
 
 
+def test_tiles_and_static_apply_that_alone(inside: Inside) -> None:
+    assert inside["only_tiles"]["tiles"]["8"] == ON
+    assert inside["only_static"]["tiles"]["8"] == own(inside, 8)
+    moved, stock = inside["backend_static_mode"]["orders"][0], inside["backend_tiles_mode"]["orders"][0]
+    assert moved == ["TRITON", *(name for name in stock if name != "TRITON")] != stock
+    for name in ("only_tiles", "only_static"):
+        features = inside[name]["features"]
+        assert {"router", "gate", "counts", "deep-gemm-warmup"}.isdisjoint(features), name
+        assert {state for state, _ in features.values()} == {"applied"}, name
+    assert ("tiles" in inside["only_tiles"]["features"], "tiles" in inside["only_static"]["features"]) == (
+        True, False,
+    )  # fmt: skip
+
+
 def test_settings_of_the_user_come_first(inside: Inside) -> None:
     state, reason = inside["batch_invariant"]["features"]["tiles"]
     assert (state, reason) == ("disabled", "VLLM_BATCH_INVARIANT fixes the tiles")
@@ -231,6 +245,17 @@ def test_a_changed_vllm_disables_only_the_feature_that_needs_it(inside: Inside) 
     oracle = inside["changed_oracle"]
     assert oracle["features"]["static-fp8"][0] == "disabled"
     assert oracle["tiles"]["8"] == ON
+
+
+def test_a_version_that_nobody_has_seen_is_said_and_loses_what_it_changed(inside: Inside) -> None:
+    result = inside["future"]
+    assert sum("vLLM 0.99.0 is not one that this release was tested with" in x for x in result["lines"]) == 1
+    states = {name: state for name, (state, _) in result["features"].items()}
+    assert states.pop("tiles") == "disabled"
+    assert set(states.values()) == {"applied"}
+    assert any("1 of 1 tables fit NVIDIA_H200 (sm_90; vllm 0.99.0" in line for line in result["lines"])
+    # A table of the vLLM before it is no table for it.
+    assert any("stale" in x and "vllm 0.99.0 (table: " in x for x in inside["future_stale"]["lines"])
 
 
 def test_loading_it_twice_changes_nothing(inside: Inside) -> None:

@@ -89,7 +89,9 @@ def test_without_a_disk_the_tables_serve_and_reach_the_children(inside: Inside, 
 def test_a_clock_that_was_set_back_changes_nothing(inside: Inside) -> None:
     result = inside["clock_back"]
     assert result["tiles"]["8"] == ON
-    assert "gave no usable answer" in the_warning(result)
+    down, clock = [line for line in result["lines"] if line.startswith("WARNING")]
+    assert "gave no usable answer" in down
+    assert "what serves was kept at 2076-01-01T00:00:00+00:00, ahead of this machine's clock" in clock
     (start,) = [line for line in result["lines"] if "mode route" in line]
     assert "last known good of 2076-01-01" in start
 
@@ -111,8 +113,9 @@ def test_another_plugin_that_came_first_stays_in_force(inside: Inside) -> None:
     assert "fault_scenarios" in line
 
 
-def test_loading_it_twice_says_nothing_twice(inside: Inside) -> None:
+def test_loading_it_twice_says_so_and_nothing_else_twice(inside: Inside) -> None:
     result = inside["loaded_twice"]
+    assert sum("loaded twice in this process" in line for line in result["lines"]) == 1
     assert result["tiles"]["8"] == ON
     assert sum("mode route" in line for line in result["lines"]) == 1
     assert [line for line in result["lines"] if line.startswith("WARNING")] == []

@@ -207,6 +207,15 @@ def test_doctor_tells_which_routes_would_be_served(inside: Inside) -> None:
     assert inside["doctor"]["model"]["routing"]["base"] == "triton"
 
 
+def test_doctor_gives_the_reason_that_the_log_gives(inside: Inside) -> None:
+    routing = inside["doctor_set"]["model"]
+    assert routing["routing"] is None
+    assert routing["routing_detail"] == "moe_backend is triton, as set"
+    lora = inside["doctor_lora"]["model"]
+    assert (lora["answer"], lora["reason"]) == ("fallback", "not_routed")
+    assert any(lora["detail"] in line for line in inside["refusals"]["lora"]["lines"])
+
+
 FEATURES = ("layers", "static-fp8", "static-bf16", "tiles", "router", "deep-gemm-warmup")
 
 

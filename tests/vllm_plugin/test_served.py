@@ -13,7 +13,7 @@ from autotune.vllm_plugin.route_plan import RoutePlan
 from autotune.vllm_plugin.route_reach import outlook
 from autotune.vllm_plugin.run_folder import WorkerReport
 from autotune.vllm_plugin.served import LayerReport, Served
-from autotune.vllm_plugin.step_meter import agreed, layers_of
+from autotune.vllm_plugin.step_meter import StepMeter, agreed, layers_of
 from autotune.vocabulary.candidate import FlashinferCutlassCandidate, VllmCutlassCandidate
 from autotune.vocabulary.table import Miss, RoutingTable
 from tests.factories import triton
@@ -135,6 +135,20 @@ def test_ranks_that_differ_are_not_guessed_at(table: RoutingTable) -> None:
     (ranks,) = layers_of([worker(0, one), worker(1, two)]).values()
     assert agreed(ranks, 12, graph=False) == Served(11, 20, "unknown", "unknown", "ranks_differ")
     assert agreed(ranks, 25, graph=False).backend == "vllm_cutlass"
+
+
+def test_each_rank_is_named_with_what_it_compiled(
+    table: RoutingTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(run_folder.VARIABLE, str(tmp_path))
+    (layer,) = ledger_of(table)[0].reports()
+    for rank, pid in enumerate((1, os.getppid(), os.getpid())):
+        assert run_folder.write(worker(rank, layer, pid), os.environ) == ""
+    meter = StepMeter()
+    meter.flush()
+    assert [line for line in meter.compile_lines() if "compiled" in line] == [
+        f"Triton variants compiled after ready on rank {rank}: 1 (k 1)" for rank in (0, 1)
+    ]
 
 
 def test_reports_pass_through_the_folder(table: RoutingTable) -> None:

@@ -64,6 +64,9 @@ def test_both_processes_log_at_their_end(inside: Inside) -> None:
     assert f"INFO autotune: served: {SMALL}: 1..4 fused_decode: 2 steps (FULL)" in front
     fallback = f"65.. fallback (above_range), {BASE} serves: 1 steps (outside CUDA graphs)"
     assert f"INFO autotune: served: {SMALL}: {fallback}" in front
+    # The front end says it for the workers, which vLLM may end before they come to it.
+    assert "INFO autotune: Triton variants compiled after ready: 1 (fused_moe_kernel 1)" in result["lines"]
+    assert "INFO autotune: Triton variants read from disk after ready: 0" in result["lines"]
     worker = result["worker"]
     eager = f"autotune: served outside CUDA graphs: {SMALL}: 65.. fallback (above_range), {BASE} serves"
     assert f"{eager}: 2 layer calls" in worker
@@ -74,6 +77,8 @@ def test_both_processes_log_at_their_end(inside: Inside) -> None:
 def test_observing_counts_what_would_have_served(inside: Inside) -> None:
     result = inside["counted_observe"]
     assert steps(result, "observe") == SERVED
+    assert f"INFO autotune: would have served: {SMALL}: 1..4 fused_decode: 2 steps (FULL)" in result["lines"]
+    assert not [line for line in result["lines"] if "autotune: served:" in line]
 
 
 def test_two_engines_in_one_process_are_not_guessed_apart(inside: Inside) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 
@@ -19,8 +21,10 @@ from autotune.db.telemetry import TelemetryRepository
 from autotune.server.app import create_app
 from autotune.server.settings import ServerSettings
 from autotune.server.tokens import read_tokens
-from autotune.vllm_plugin import log
+from autotune.vllm_plugin import log, run_folder
+from autotune.vllm_plugin.run_folder import WorkerReport
 from autotune.vllm_plugin.served import Served
+from autotune.vllm_plugin.step_meter import StepMeter
 from autotune.vllm_plugin.telemetry_sender import MOST, Sender, make_sender
 from autotune.vocabulary.settings import Settings
 from tests.client.servers import raw_server, silent
@@ -97,6 +101,42 @@ def test_the_service_stores_what_was_counted(service: str, database: Database) -
         ("fallback", "above_range"): 5,
     }
     assert (to.sent, to.dropped) == (16, 0)
+
+
+def test_compilations_reach_the_service_once_each(
+    service: str, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers, one of which compiles once more between two looks; there need be no step."""
+    monkeypatch.setenv(run_folder.VARIABLE, str(tmp_path))
+
+    def says(rank: int, pid: int, compiled: int) -> None:
+        report = WorkerReport(pid, rank, "", (), {"fused_moe_kernel": compiled}, {}, 4)
+        assert run_folder.write(report, os.environ) == ""
+
+    to = sender(service)
+    meter = StepMeter(to)
+    says(0, os.getpid(), 2)
+    says(1, os.getppid(), 1)
+    meter.flush()
+    says(0, os.getpid(), 3)
+    for _ in range(2):
+        meter.flush()
+    to.close(5.0)
+    shown = httpx.get(f"{service}/metrics").text
+    assert "\nautotune_telemetry_compiled_total 4.0\n" in shown
+    assert totals(database) == {}
+
+
+def test_compilations_wait_for_a_service_that_is_gone(service: str) -> None:
+    to = sender("http://127.0.0.1:9", every_s=0.05)
+    with warned() as lines:
+        to.add_compiled(2)
+        deadline = time.monotonic() + 10
+        while not lines and time.monotonic() < deadline:
+            time.sleep(0.02)
+        to.url = service
+        to.close(5.0)
+    assert "\nautotune_telemetry_compiled_total 2.0\n" in httpx.get(f"{service}/metrics").text
 
 
 def test_it_reports_while_it_serves(service: str, database: Database) -> None:

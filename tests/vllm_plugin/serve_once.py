@@ -2,9 +2,10 @@
 
     python serve_once.py MODEL_FOLDER [FLAG [RANKS]]
 
-Prints one JSON line: for each prompt its generated token ids with their log probabilities, and how long the
-start took in seconds. The file FLAG is made between the start and the first prompt. RANKS is the number of
-GPUs that share each layer. With SERVE_ALONE set the prompts come one after another.
+Prints one JSON line: for each prompt its generated token ids with their log probabilities, those of the 20
+likeliest tokens at each place, and the seconds that the start took. The file FLAG is made between the start
+and the first prompt. RANKS is the number of GPUs that share each layer. With SERVE_ALONE set the prompts come
+one after another. SERVE_OPTIONS holds more of the engine's options as JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 PROMPTS = (8, 600)
 NEW_TOKENS = 12
+LIKELIEST = 20
 
 
 def main() -> None:
@@ -28,6 +30,8 @@ def main() -> None:
     if ranks > 1:
         # FlashInfer would compile its fused all-reduce for minutes, and no route depends on it.
         compilation["pass_config"] = {"fuse_allreduce_rms": False}
+    more = json.loads(os.environ.get("SERVE_OPTIONS", "{}"))
+    compilation |= more.pop("compilation_config", {})
     start = time.monotonic()
     engine: Any = vllm.LLM(
         sys.argv[1],
@@ -38,11 +42,12 @@ def main() -> None:
         enable_prefix_caching=False,
         compilation_config=compilation,
         tensor_parallel_size=ranks,
+        **more,
     )
     ready = time.monotonic()
     if len(sys.argv) > 2:
         Path(sys.argv[2]).touch()
-    wanted = vllm.SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=0)
+    wanted = vllm.SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=LIKELIEST)
     prompts = [{"prompt_token_ids": [100 + 7 * i % 1000 for i in range(length)]} for length in PROMPTS]
     batches = [[prompt] for prompt in prompts] if os.environ.get("SERVE_ALONE") else [prompts]
     found = [a.outputs[0] for batch in batches for a in engine.generate(batch, wanted, use_tqdm=False)]
@@ -50,6 +55,10 @@ def main() -> None:
         "tokens": [list(one.token_ids) for one in found],
         "logprobs": [
             [place[token].logprob for token, place in zip(one.token_ids, one.logprobs, strict=True)]
+            for one in found
+        ],
+        "likeliest": [
+            [{token: found.logprob for token, found in place.items()} for place in one.logprobs]
             for one in found
         ],
         "start_s": round(ready - start, 1),

@@ -182,3 +182,34 @@ def test_a_whole_engine_routes_and_an_excluded_plugin_says_nothing(here: Environ
     stock = serve(tmp_path, "random_weights", AUTOTUNE_TABLE=str(path))
     assert stock.lines == []
     assert [len(tokens) for tokens in stock.tokens] == [12, 12]
+
+
+ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "V1 model runner": ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    "V2 model runner": ({}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+    "no graphs, not compiled": ({"enforce_eager": True}, {}),
+    "piecewise graphs": ({"compilation_config": {"cudagraph_mode": "PIECEWISE"}}, {}),
+    "prompts in chunks": ({"max_num_batched_tokens": 256, "max_num_seqs": 8}, {}),
+}
+"""Options and environment of an engine, by what is special about it; graphs are full and piecewise else."""
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_a_routed_engine_says_what_stock_vllm_says(name: str, here: Environment, tmp_path: Path) -> None:
+    """Decode steps and prefills go to our kernels; the logits stay vLLM's but for rounding."""
+    made = make_table(
+        problem=PROBLEM, environment=here, winner=DECODE, tokens=(8, 64, 1024), firsts={8: 1, 1024: 256}
+    )
+    *decodes, prefill = made.routes
+    made = made.model_copy(update={"routes": (*decodes, prefill.model_copy(update={"winner": OURS}))})
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(made.to_json_data()))
+    options, env = ENGINES[name]
+    given = {"SERVE_OPTIONS": json.dumps(options), **env}
+    stock = serve(tmp_path, "random_weights", **given)
+    routed = serve(tmp_path, AUTOTUNE_TABLE=str(path), **given)
+    assert stock.lines == []
+    assert routed.warnings() == set()
+    routes = routed.saying("routing per call for")
+    assert any("fused_decode" in line and "fused_triton" in line for line in routes), routed.lines
+    assert routed.apart(stock) <= 0.1, (routed.tokens, stock.tokens)

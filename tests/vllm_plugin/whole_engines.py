@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -51,12 +52,33 @@ def another_table():
 
 @dataclass(frozen=True)
 class Served:
-    """One engine: what it generated, how long it took to start, and what the plugin said."""
+    """One engine: what it generated, how long it took to start, and what the plugin said.
+
+    Args:
+        likeliest: for each prompt and place the log probabilities of its likeliest tokens, by their numbers.
+    """
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
+    likeliest: list[list[dict[str, float]]]
     start_s: float
     lines: list[str]
+
+    def apart(self, other: Served) -> float:
+        """Largest difference between the log probabilities of this engine's tokens, nats.
+
+        Of each prompt through the first place where the tokens differ: up to there both have read the same.
+        Infinite where a token of this one is not among the other's likeliest.
+        """
+        largest = 0.0
+        for mine, theirs, logprobs, likeliest in zip(
+            self.tokens, other.tokens, self.logprobs, other.likeliest, strict=True
+        ):
+            for token, their_token, logprob, place in zip(mine, theirs, logprobs, likeliest, strict=True):
+                largest = max(largest, abs(logprob - place.get(str(token), math.inf)))
+                if token != their_token:
+                    break
+        return largest
 
     def warnings(self) -> set[str]:
         """The plugin's warnings; every process of vLLM may say each once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -23,10 +24,17 @@ PLAIN_EVERY_S = 10.0
 
 
 class SweepDisplay:
-    """Shows a sweep's progress on stderr; a bar on terminals, occasional lines elsewhere."""
+    """Shows a sweep's progress on stderr; a bar on terminals, occasional lines elsewhere.
 
-    def __init__(self, console: Console, budget_s: float | None) -> None:
+    Args:
+        check: called at each step; may raise.
+    """
+
+    def __init__(
+        self, console: Console, budget_s: float | None, check: Callable[[], None] = lambda: None
+    ) -> None:
         self._console = console
+        self._check = check
         self._budget_s = budget_s
         self._start = time.monotonic()
         self._last = 0.0
@@ -71,6 +79,7 @@ class SweepDisplay:
 
     def step(self, tokens: int, trying: str, best: str = "", *, advance: int = 1) -> None:
         """One step further, or another thing being tried."""
+        self._check()
         self._done += advance
         text = f"{counted(tokens, 'token')}: {trying}" + (f"  best {best}" if best else "")
         self._bar.update(self._task, advance=advance, trying=text, left=self._left())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -260,6 +259,7 @@ def _runner(
 
 def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> SweepResult:
     from autotune.choose.sweep import Sweep
+    from autotune.cli.interrupts import Interrupts
     from autotune.cli.sweep_display import SweepDisplay
     from autotune.vocabulary.errors import (
         DamagedDatabaseError,
@@ -269,12 +269,10 @@ def _execute(plan: SweepPlan, runner: Runner, store: Any, console: Any) -> Sweep
     )
 
     # A plain kill and a closed terminal end like Ctrl-C: workers stopped, the run named.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup starts a program
-            signal.signal(number, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    interrupts = Interrupts()
     # A replay takes no GPU time: a budget would mean nothing.
     budget_s = None if runner.machine.recording else plan.budget_s
-    with SweepDisplay(console, budget_s) as display:
+    with SweepDisplay(console, budget_s, interrupts.check) as display:
         job = Sweep(plan, runner, store, display)
         try:
             try:

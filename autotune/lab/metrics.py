@@ -22,6 +22,7 @@ def keep(port: int, file: Path) -> None:
         return  # a server that is ending: its log says at the end what served, too
     lines = [line for line in text.splitlines() if line.startswith(PREFIX)]
     if lines:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("\n".join(lines) + "\n")
 
 

@@ -2,10 +2,10 @@
 
     python serve_once.py MODEL_FOLDER [FLAG [RANKS]]
 
-Prints one JSON line: for each prompt its generated token ids with their log probabilities, those of the 20
-likeliest tokens at each place, and the seconds that the start took. The file FLAG is made between the start
-and the first prompt. RANKS is the number of GPUs that share each layer. With SERVE_ALONE set the prompts come
-one after another. SERVE_OPTIONS holds more of the engine's options as JSON.
+Prints one JSON line: for each prompt its generated token ids with their log probabilities, the log
+probabilities of its own tokens but the first, and the seconds that the start took. The file FLAG is made
+between the start and the first prompt. RANKS is the number of GPUs that share each layer. With SERVE_ALONE
+set the prompts come one after another. SERVE_OPTIONS holds more of the engine's options as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 PROMPTS = (8, 600)
 NEW_TOKENS = 12
-LIKELIEST = 20
 
 
 def main() -> None:
@@ -47,23 +46,25 @@ def main() -> None:
     ready = time.monotonic()
     if len(sys.argv) > 2:
         Path(sys.argv[2]).touch()
-    wanted = vllm.SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=LIKELIEST)
+    wanted = vllm.SamplingParams(
+        max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=0, prompt_logprobs=0
+    )
     prompts = [{"prompt_token_ids": [100 + 7 * i % 1000 for i in range(length)]} for length in PROMPTS]
     batches = [[prompt] for prompt in prompts] if os.environ.get("SERVE_ALONE") else [prompts]
-    found = [a.outputs[0] for batch in batches for a in engine.generate(batch, wanted, use_tqdm=False)]
+    answers = [a for batch in batches for a in engine.generate(batch, wanted, use_tqdm=False)]
+    found = [a.outputs[0] for a in answers]
     answer = {
         "tokens": [list(one.token_ids) for one in found],
-        "logprobs": [
-            [place[token].logprob for token, place in zip(one.token_ids, one.logprobs, strict=True)]
-            for one in found
-        ],
-        "likeliest": [
-            [{token: found.logprob for token, found in place.items()} for place in one.logprobs]
-            for one in found
-        ],
+        "logprobs": [_own(one.token_ids, one.logprobs) for one in found],
+        "read": [_own(a.prompt_token_ids[1:], a.prompt_logprobs[1:]) for a in answers],
         "start_s": round(ready - start, 1),
     }
     print(json.dumps(answer), flush=True)
+
+
+def _own(tokens: Any, places: Any) -> list[float]:
+    """The log probability of the token at each place."""
+    return [place[token].logprob for token, place in zip(tokens, places, strict=True)]
 
 
 if __name__ == "__main__":

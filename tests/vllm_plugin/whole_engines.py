@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -55,30 +55,27 @@ class Served:
     """One engine: what it generated, how long it took to start, and what the plugin said.
 
     Args:
-        likeliest: for each prompt and place the log probabilities of its likeliest tokens, by their numbers.
+        read: for each prompt the log probabilities of its own tokens but the first, nats.
     """
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
-    likeliest: list[list[dict[str, float]]]
+    read: list[list[float]]
     start_s: float
     lines: list[str]
 
     def apart(self, other: Served) -> float:
-        """Largest difference between the log probabilities of this engine's tokens, nats.
+        """Median difference between the log probabilities of the prompts' tokens, which both have read alike.
 
-        Of each prompt through the first place where the tokens differ: up to there both have read the same.
-        Infinite where a token of this one is not among the other's likeliest.
+        In standard deviations of the other's: two engines that have nothing in common are some 0.95 apart.
         """
-        largest = 0.0
-        for mine, theirs, logprobs, likeliest in zip(
-            self.tokens, other.tokens, self.logprobs, other.likeliest, strict=True
-        ):
-            for token, their_token, logprob, place in zip(mine, theirs, logprobs, likeliest, strict=True):
-                largest = max(largest, abs(logprob - place.get(str(token), math.inf)))
-                if token != their_token:
-                    break
-        return largest
+        pairs = [
+            pair
+            for mine, theirs in zip(self.read, other.read, strict=True)
+            for pair in zip(mine, theirs, strict=True)
+        ]
+        spread = statistics.pstdev(theirs for _, theirs in pairs)
+        return statistics.median(abs(mine - theirs) for mine, theirs in pairs) / spread
 
     def warnings(self) -> set[str]:
         """The plugin's warnings; every process of vLLM may say each once."""

@@ -71,8 +71,8 @@ def run(
         str | None,
         typer.Option(
             "--servers",
-            help="together (all resident on one GPU, one driven at a time; default for two arms) or one "
-            "(one at a time, each with the whole GPU).",
+            help="together (all resident on one GPU, one driven at a time; default for two arms with warm "
+            "caches) or one (one at a time, each with the whole GPU).",
         ),
     ] = None,
     cache: Annotated[
@@ -80,7 +80,7 @@ def run(
         typer.Option(
             "--cache",
             help="warm (compile caches kept, one of each per arm) or cold (emptied before every measurement, "
-            "with a server started for each).",
+            "with a server started for each, and the same load run once more afterwards).",
         ),
     ] = "warm",
     gpu_memory: Annotated[

@@ -37,7 +37,7 @@ def report(
     import json
     from dataclasses import asdict
 
-    from autotune.lab.cold import cold_over_warm
+    from autotune.lab.cold import cold_over_again, cold_over_warm
     from autotune.lab.report import make_report
     from autotune.lab.results import Folder
 
@@ -51,14 +51,17 @@ def report(
 
         draw(found, plot)
         typer.echo(f"{plot}: plan {found.plan.digest[:12]}", err=True)
-    beside = cold_over_warm(Folder(folder), Folder(cold)) if cold is not None else []
+    if cold is not None:
+        beside, title = cold_over_warm(Folder(folder), Folder(cold)), "cold caches"
+    else:
+        beside, title = cold_over_again(Folder(folder)), "cold caches, and the same load again on each server"
     if as_json:
         data = found.to_json_data() | {"cold_over_warm": [asdict(row) for row in beside]}
         typer.echo(json.dumps(data, indent=2))
         return
     _print(found)
     if beside:
-        typer.echo("\ncold caches")
+        typer.echo(f"\n{title}")
     for row in beside:
         typer.echo(f"  {row}")
 

@@ -1,4 +1,4 @@
-"""The first token with cold compile caches beside that with warm ones: two experiments, not paired."""
+"""The first token with cold compile caches beside that with warm ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ class ColdOverWarm:
 
     Args:
         warm_ms, cold_ms: time to first token at p95, median over the rounds.
-        lowest, highest: least and greatest cold figure of a round over `warm_ms`.
+        ratio, lowest, highest: of two experiments the cold median over the warm one, and the least and
+            greatest cold figure of a round over `warm_ms`; of one, the median, least and greatest ratio of a
+            server's cold figure to its own of the same load right afterwards.
     """
 
     arm: str
@@ -33,6 +35,38 @@ class ColdOverWarm:
             f"{self.arm}, {self.point}: first token p95 {self.warm_ms:.1f} ms warm, "
             f"{self.cold_ms:.1f} ms cold: {self.ratio:.2f} times ({self.lowest:.2f} to {self.highest:.2f})"
         )
+
+
+def cold_over_again(cold: Folder) -> list[ColdOverWarm]:
+    """Compare, on each server that started cold, its first load with the same load once more.
+
+    Empty for an experiment with warm caches, and where the load was not repeated.
+
+    Raises:
+        NotFoundError, TableError: for a folder without an experiment that can be read.
+    """
+    plan = cold.plan()
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for pair in cold.pairs(plan):
+        for arm, result in pair.results.items():
+            if METRIC in result.again:
+                figures = (result.again[METRIC], result.figures[METRIC])
+                found.setdefault((arm, pair.point.name), []).append(figures)
+    compared = []
+    for (arm, point), twice in found.items():
+        ratios = [first / again for again, first in twice]
+        compared.append(
+            ColdOverWarm(
+                arm=arm,
+                point=point,
+                warm_ms=stats.median(again for again, _ in twice),
+                cold_ms=stats.median(first for _, first in twice),
+                ratio=stats.median(ratios),
+                lowest=min(ratios),
+                highest=max(ratios),
+            )
+        )
+    return compared
 
 
 def cold_over_warm(warm: Folder, cold: Folder) -> list[ColdOverWarm]:

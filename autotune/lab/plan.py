@@ -86,7 +86,9 @@ class Plan(_Frozen):
             `gpu_memory`, and only one is driven at a time. `one at a time`: a server starts for each round
             and arm.
         cache: `warm`: Triton's and vLLM's compile caches are kept, one of each per arm. `cold`: they are
-            emptied before each start, a server starts for each measurement, and nothing runs ahead of it.
+            emptied before each start, a server starts for each measurement (`together`: those of a pair are
+            resident until each has been measured), and nothing runs ahead of it. The same load runs a second
+            time afterwards, with what the first has left in the caches.
         gpu_memory: fraction of the GPU's memory that all resident servers share.
         env: environment of all arms.
         server: the command that serves, with `{python}`, `{model}`, `{port}` and `{memory}` to fill in;
@@ -143,8 +145,6 @@ class Plan(_Frozen):
         )
         if shared:
             raise ValueError(f"{', '.join(shared)}: every arm has its own, under the experiment's folder")
-        if self.cache == "cold" and self.servers == "together":
-            raise ValueError("with a cold cache servers start one at a time")
         for arm in self.arms:
             if arm.table is not None and not arm.plugin:
                 raise ValueError(f"arm {arm.name} has a table and no plugin that would read it")

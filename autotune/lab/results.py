@@ -57,6 +57,8 @@ class Result(_Frozen):
         figures: of `vllm bench serve`; tokens a second and milliseconds.
         compiles: kernels compiled while it was measured.
         compiles_since_ready: how many this server had compiled by the end of it.
+        again: with cold caches, the figures of the same load a second time on the same server; else empty.
+        compiles_again: kernels compiled then.
     """
 
     plan: str
@@ -69,6 +71,8 @@ class Result(_Frozen):
     compiles: tuple[str, ...]
     compiles_since_ready: int
     lines: tuple[str, ...]
+    again: dict[str, float] = {}
+    compiles_again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,9 +126,9 @@ def check_arms(plan: Plan, table: RoutingTable | None) -> None:
 
 
 def _check(plan: Plan, options: Options) -> None:
-    if options.outputs is not None and plan.servers != "together":
+    if options.outputs is not None and (plan.servers != "together" or plan.cache == "cold"):
         raise UsageError(
-            "--outputs asks the servers that stay resident, and here they start one at a time.",
+            "--outputs asks the servers that stay resident, and here they do not.",
             "Run `autotune lab outputs` on the folder afterwards.",
         )
     check_arms(plan, None if options.table is None else read_table(options.table))
@@ -198,15 +198,14 @@ class _Run:
         if self.plan.servers == "one at a time":
             # Its import would compete with the first server's start, which is measured.
             self.bench.wait_ready(lambda: None, self.options.start_limit_s)
-        elif self.options.at_once:
-            self.host.ready_at_once(self.plan.arms)
-        else:
-            for arm in self.plan.arms:
-                self.host.ready(arm)
+        elif self.plan.cache == "warm":
+            self._ready_all(self.plan.arms)
         for number, (round_, point, arm) in enumerate(tasks, 1):
             if self.plan.servers == "one at a time":
                 for other in self._others(arm):
                     self.host.stop(other)
+            elif arm.name not in self.host.running:  # cold, and the first of its pair
+                self._ready_all([task[2] for task in tasks if task[:2] == (round_, point)])
             hosted = self.host.ready(arm)
             self._rehearse(hosted, point, arm)
             result = self._one(hosted, round_, point, arm)
@@ -221,6 +220,13 @@ class _Run:
                 f"{figures['output_throughput']:.1f} tokens/s, first token p50 "
                 f"{figures['p50_ttft_ms']:.1f} ms, {len(result.compiles)} compiled; {_duration(left_s)} left"
             )
+
+    def _ready_all(self, arms: Sequence[Arm]) -> None:
+        if self.options.at_once:
+            self.host.ready_at_once(arms)
+            return
+        for arm in arms:
+            self.host.ready(arm)
 
     def _others(self, arm: Arm) -> Iterator[Arm]:
         return (other for other in self.plan.arms if other != arm)
@@ -244,12 +250,11 @@ class _Run:
         return self.bench.measure(arguments, point, self.host.check, self.options.point_limit_s)
 
     def _one(self, hosted: Hosted, round_: int, point: Point, arm: Arm) -> Result:
-        before = hosted.server.log.stat().st_size
-        built_before = deep_gemm.kernels(hosted.deep_gemm_cache)
-        figures = self._drive(hosted, round_, point)
-        text = logs.text_from(hosted.server.log, before)
-        built = deep_gemm.kernels(hosted.deep_gemm_cache)
+        figures, compiles, text = self._driven(hosted, round_, point)
         since_ready = logs.compiles(logs.text_from(hosted.server.log, hosted.ready_at))
+        built = deep_gemm.kernels(hosted.deep_gemm_cache)
+        cold = self.plan.cache == "cold"
+        again, compiles_again, _ = self._driven(hosted, round_, point) if cold else ({}, (), "")
         return Result(
             plan=self.plan.digest,
             round=round_,
@@ -258,10 +263,23 @@ class _Run:
             place=self.place,
             start=hosted.start.log,
             figures=figures,
-            compiles=(*logs.compiles(text), *deep_gemm.compiled(built_before, built)),
+            compiles=compiles,
             compiles_since_ready=len(since_ready) + len(built - hosted.deep_gemm_kernels),
             lines=logs.kept_lines(text),
+            again=again,
+            compiles_again=compiles_again,
         )
+
+    def _driven(
+        self, hosted: Hosted, round_: int, point: Point
+    ) -> tuple[dict[str, float], tuple[str, ...], str]:
+        """Figures of one load, the kernels compiled meanwhile, and what the server's log said."""
+        before = hosted.server.log.stat().st_size
+        built_before = deep_gemm.kernels(hosted.deep_gemm_cache)
+        figures = self._drive(hosted, round_, point)
+        text = logs.text_from(hosted.server.log, before)
+        built = deep_gemm.kernels(hosted.deep_gemm_cache)
+        return figures, (*logs.compiles(text), *deep_gemm.compiled(built_before, built)), text
 
 
 def _duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from autotune.cli.lab_plan import make_plan, starter_table
 from autotune.lab.arms import known_arms, named_arms
 from autotune.lab.client import bench_arguments
-from autotune.lab.cold import cold_over_warm
+from autotune.lab.cold import cold_over_again, cold_over_warm
 from autotune.lab.logs import compiles, kept_lines, memory
 from autotune.lab.machine import Place
 from autotune.lab.plan import Plan, Point, Restriction
@@ -196,6 +196,7 @@ def test_the_options_make_a_plan() -> None:
     assert [(p.concurrency, p.requests) for p in plan.points] == [(1, 12), (8, 32)]
     assert plan_of(arms="stock,all,static").servers == "one at a time"
     assert plan_of(cache="cold").servers == "one at a time"
+    assert plan_of(cache="cold", servers="together").servers == "together"
     assert Plan.model_validate_json(plan.model_dump_json()).digest == plan.digest
     assert plan_of(seed=2).digest != plan_of().digest
 
@@ -211,7 +212,6 @@ def test_the_options_make_a_plan() -> None:
         ({"arms": "stock"}, "arms"),
         ({"arms": "stock,everything"}, "everything"),
         ({"servers": "both"}, "together"),
-        ({"cache": "cold", "servers": "together"}, "one at a time"),
         ({"cache": "hot"}, "cache"),
         ({"requests": 4}, "concurrency 8"),
         ({"scheme": "bf16"}, r"'bf16'"),
@@ -390,6 +390,25 @@ def test_a_result_in_another_s_place_is_named_and_counts_as_missing(tmp_path: Pa
     found = make_report(folder)
     assert (found.pairs, found.unusable) == (4, (str(copied), str(cut)))
     assert found.to_json_data()["unusable"] == [str(copied), str(cut)]
+
+
+def test_each_cold_server_stands_beside_itself(tmp_path: Path) -> None:
+    plan = stand_in_plan(cache="cold", servers="together")
+    folder, point = Folder(tmp_path), plan.points[0]
+    folder.open(plan)
+    for number, (first, again) in enumerate([(120.0, 100.0), (300.0, 100.0), (110.0, 200.0)]):
+        for arm in plan.arms:
+            result = Result(
+                plan=plan.digest, round=number, point=point.name, arm=arm.name,
+                place=Place(boot="b", gpus=(), versions={}), start="x", figures={"p95_ttft_ms": first},
+                compiles=(), compiles_since_ready=0, lines=(),
+                again={"p95_ttft_ms": again} if arm.name == "fast" else {},
+            )  # fmt: skip
+            folder.save(result, point, arm)
+    (fast,) = cold_over_again(folder)
+    assert (fast.arm, fast.warm_ms, fast.cold_ms) == ("fast", 100.0, 120.0)
+    # By server: not the ratio of the medians.
+    assert (fast.ratio, fast.lowest, fast.highest) == pytest.approx((1.2, 0.55, 3.0))
 
 
 def test_cold_stands_beside_warm(tmp_path: Path) -> None:

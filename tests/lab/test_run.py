@@ -209,15 +209,43 @@ def test_a_cold_cache_is_empty_each_time_and_nothing_runs_ahead(model: Path, tmp
     starts = folder.starts()
     assert len(starts) == 6
     assert {(start.cache, start.alone) for start in starts} == {("empty", True)}
-    # Three rounds of six requests, and not one more.
-    assert {counted(file) for file in counts.values()} == {18}
+    # Three rounds of six requests twice, and not one more.
+    assert {counted(file) for file in counts.values()} == {36}
     report = json.loads(lab.do("report", "--json"))
     stock, fast = report["arms"]
     assert len(stock["ready_s"]["empty"]) == 3
     assert stock["compiles"] == {}
     # Two of DeepGEMM's in each of three cold servers; the one that each built at its start is none of them.
     assert fast["compiles"] == {"fused_moe_kernel": 18, "deep_gemm:fp8_gemm": 6}
-    assert {r.compiles_since_ready for p in folder.pairs(plan) for r in [p.results["fast"]]} == {8}
+    fast_results = [pair.results["fast"] for pair in folder.pairs(plan)]
+    assert {result.compiles_since_ready for result in fast_results} == {8}
+    assert {result.compiles_again for result in fast_results} == {("fused_moe_kernel",) * 6}
+    assert [row["arm"] for row in report["cold_over_warm"]] == ["stock", "fast"]
+    assert "the same load again on each server\n  stock, c1-" in lab.do("report")
+
+
+@pytest.mark.slow
+def test_cold_servers_of_a_pair_start_side_by_side_and_again_for_each_pair(
+    model: Path, tmp_path: Path
+) -> None:
+    plan = stand_in_plan(EQUAL, FASTER, cache="cold", servers="together")
+    lab = Lab(tmp_path, model, plan)
+    said = lab.do_both("run", "--start-at-once")
+    folder = Folder(lab.folder)
+    starts = folder.starts()
+    # Three rounds of two points with two arms.
+    assert len(starts) == 12
+    assert {(start.cache, start.alone) for start in starts} == {("empty", False)}
+    told = [line.split()[0] for line in said.splitlines() if line.startswith(("starting", "["))]
+    assert told == [
+        word for n in range(1, 13, 2) for word in ("starting", "starting", f"[{n}/12]", f"[{n + 1}/12]")
+    ]
+    assert all(r.again["output_throughput"] > 0 for p in folder.pairs(plan) for r in p.results.values())
+    # Resumed in the middle of a pair, only the arm that is missing starts.
+    (folder.path / "results" / f"r1-{plan.points[1].name}-fast.json").unlink()
+    again = lab.do_both("run", "--start-at-once")
+    assert [line.split()[1] for line in again.splitlines() if line.startswith("starting")] == ["fast"]
+    assert "--outputs asks" in lab.do("run", "--outputs", fails=True)
 
 
 def test_leftovers_are_told_by_when_they_started(tmp_path: Path) -> None:

@@ -56,9 +56,11 @@ test-gpu: setup-test ## run the tests that need a CUDA GPU
 	@$(BIN)/python -m pytest -m gpu -n 0 --ignore $(ALONE)
 
 bench-serve: ## with a CUDA GPU and vLLM in PYTHON: serve with and without the plugin, and compare
+	@$(PYTHON) tools/bench_python.py $@ torch vllm
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/serve_with_plugin.py --out bench-results $(BENCH_ARGS)
 
 bench-vllm: ## with a CUDA GPU and vLLM in PYTHON: stock vLLM against the plugin, in turns and rounds, both schemes
+	@$(PYTHON) tools/bench_python.py $@ torch vllm
 	@set -e; export PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}"; for scheme in $(BENCH_SCHEMES); do \
 		echo "==> autotune lab run --scheme $$scheme $(BENCH_ARGS)" >&2; \
 		long=; [ $$scheme != fp8_block128 ] || long='--point 1@16384+16'; \
@@ -67,21 +69,27 @@ bench-vllm: ## with a CUDA GPU and vLLM in PYTHON: stock vLLM against the plugin
 	done
 
 bench-kernels: ## with a CUDA GPU and vLLM in PYTHON: every backend by token count, with floors
+	@$(PYTHON) tools/bench_python.py $@ torch
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/kernels.py --out bench-results $(BENCH_ARGS)
 
 bench-decode: ## with a CUDA GPU, torch and Triton in PYTHON: fused_decode with one option changed at a time
+	@$(PYTHON) tools/bench_python.py $@ torch triton
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/decode_forms.py --out bench-results $(BENCH_ARGS)
 
 bench-steps: ## with a CUDA GPU and vLLM in PYTHON: a decode step of the engine alone, stock against the plugin
+	@$(PYTHON) tools/bench_python.py $@ torch vllm
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/engine_steps.py --out bench-results $(BENCH_ARGS)
 
 bench-layers: ## with a CUDA GPU and vLLM in PYTHON: a call's cost with other layers' weights in between, and to the host
+	@$(PYTHON) tools/bench_python.py $@ torch vllm
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/layer_calls.py --out bench-results $(BENCH_ARGS)
 
 bench-recompiles: ## with a CUDA GPU and vLLM in PYTHON: vLLM's kernel with and without specialization
+	@$(PYTHON) tools/bench_python.py $@ torch vllm
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/recompiles.py --out bench-results $(BENCH_ARGS)
 
 bench-gate: ## with a CUDA GPU and vLLM in PYTHON: a single token from the gate on, against vLLM's gate and choice
+	@$(PYTHON) tools/bench_python.py $@ torch vllm
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) benchmarks/gate.py --out bench-results $(BENCH_ARGS)
 
 setup-run:

@@ -51,10 +51,7 @@ def main() -> int:
     given = parser.parse_args()
     # The file `kernels.py` beside this one must not answer for a package of that name.
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
-    import torch
-
     from autotune.cli.problems import parse_numbers, parse_routing
-    from autotune.measure.compile_pool import CompilePool
     from autotune.measure.detect import detect_environment, driver_version
     from autotune.measure.gpu_state import wait_until_ready
     from autotune.vocabulary.errors import AutotuneError, UsageError
@@ -70,6 +67,10 @@ def main() -> int:
     except AutotuneError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    import torch
+
+    from autotune.measure.compile_pool import CompilePool
+
     made = forms(problem)
     print(f"{problem}; {environment}; driver {driver_version()}")
     pool = CompilePool(max(1, (os.cpu_count() or 2) - 2))

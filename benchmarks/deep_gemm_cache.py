@@ -85,7 +85,11 @@ def main() -> int:
         print("torch is not installed here: run this with the Python of vLLM's environment.", file=sys.stderr)
         return 1
     if not torch.cuda.is_available():
-        print("This needs a CUDA GPU, and torch sees none.", file=sys.stderr)
+        print(
+            "This needs a CUDA GPU, and torch sees none: run it on the machine that will serve, with the "
+            "Python of vLLM's environment.",
+            file=sys.stderr,
+        )
         return 1
     target, *others = [folder.resolve() for folder in given.folders]
     target.mkdir(parents=True, exist_ok=True)

@@ -236,6 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--model", help=f"models, by comma (default {MODELS}; with --replay those of them on record)"
     )
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks that share each expert")
+    parser.add_argument("--ep", type=int, default=1, help="expert-parallel ranks that share the experts")
     parser.add_argument("--tokens", default=TOKENS)
     parser.add_argument("--backends", default="", help="default: all that take the problem")
     parser.add_argument("--routing", default="uniform", help="uniform, or zipf:S; several by comma")
@@ -263,7 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("The recordings are of uniform routing.", "Leave --routing or --replay out.")
         if given.each < 1:
             raise UsageError(f"--each {given.each}: at least 1 candidate is timed.", "Leave --each out.")
-        asked = [(model, *resolve(model, "")) for model in (given.model or MODELS).split(",")]
+        asked = [
+            (model, *resolve(model, "", given.tp, given.ep)) for model in (given.model or MODELS).split(",")
+        ]
         out_folder(given.out)
         for model, problem, checkpoint in asked:
             if given.replay and not given.model and not find_evidence(problem, GPU, given.evidence):

@@ -43,7 +43,6 @@ def main() -> int:
     from autotune.cli.problems import parse_numbers
     from autotune.measure.detect import detect_environment, driver_version
     from autotune.measure.gpu_state import wait_until_ready
-    from autotune.measure.recompiles import KernelPair, compile_pairs
     from autotune.vocabulary.errors import AutotuneError, UsageError
     from autotune.vocabulary.out_folder import out_folder
     from autotune.vocabulary.problem import Problem
@@ -57,6 +56,8 @@ def main() -> int:
     except AutotuneError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    from autotune.measure.recompiles import KernelPair, compile_pairs
+
     print(f"{environment}; driver {driver_version()}")
     print(
         f"{'scheme':<14}{'tokens':>7}{'bits':>7}{'original us':>13}{'unspec. us':>12}{'ratio':>8}  interval"

@@ -141,9 +141,14 @@ def before_and_after(audits: list[Audit]) -> list[str]:
 def _one(name: str, problem: Any, counts: list[int] | None, run: bool, device: str, console: Any) -> Audit:
     from autotune.measure.jit_audit import DEFAULT_TOKENS, audit
     from autotune.measure.jit_targets import most_tokens, target_call
+    from autotune.vocabulary.errors import UsageError
 
     most = most_tokens(name, problem)
     tokens = [c for c in counts or DEFAULT_TOKENS if most is None or c <= most]
+    if not tokens:
+        raise UsageError(
+            f"{name} takes at most {most} tokens of {problem}.", "Give --tokens counts up to that, too."
+        )
     with (
         console.status(f"{name}: {problem}") as status,
         target_call(name, problem, run, device) as call,

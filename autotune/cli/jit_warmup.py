@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autotune.vocabulary.table import PublishedTable
 
 KERNEL = "fused_moe_kernel"
-MODES = ("route", "static", "tiles")
+MODES = ("route", "tiles")
 
 
 def warm_up(
@@ -22,15 +22,28 @@ def warm_up(
     model: Annotated[str, typer.Option(help="A model of `autotune models`.")] = "qwen-moe-fp8",
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks that share each expert.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert-parallel ranks that share the experts.")] = 1,
-    table: Annotated[Path | None, typer.Option(help="A table file. Default: the starter tables.")] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="A table file. Default: what the plugin reads: AUTOTUNE_TABLE, else AUTOTUNE_URL, else the "
+            "starter tables."
+        ),
+    ] = None,
     through: Annotated[int, typer.Option(min=1, max=1 << 17, help="The largest token count.")] = 16_384,
     mode: Annotated[
         str,
         typer.Option(
-            help="AUTOTUNE_MODE of the server: tiles serve other counts where the static choice moves the "
-            "layer to Triton. route, static or tiles."
+            help="AUTOTUNE_MODE of the server, route or tiles; in the others the plugin leaves vLLM's tiles."
         ),
     ] = "route",
+    unrouted: Annotated[
+        bool,
+        typer.Option(
+            "--unrouted",
+            help="As where calls cannot be routed: the static choice may then move the layer to Triton, and "
+            "its tiles serve other counts.",
+        ),
+    ] = False,
     unspecialize: Annotated[
         bool,
         typer.Option(help="With the kernel that the plugin puts in place unless AUTOTUNE_UNSPECIALIZE=0."),
@@ -51,15 +64,17 @@ def warm_up(
     import json
 
     from autotune.cli.jit import cold_cache
-    from autotune.cli.routing_sources import Sources, one_table, read_source, wanted
-    from autotune.vocabulary.errors import UnknownNameError
+    from autotune.cli.routing_sources import one_table, read_plugins_source, wanted
+    from autotune.vocabulary.errors import UnknownNameError, UsageError
 
     if mode not in MODES:
         raise UnknownNameError("mode", mode, MODES)
+    if unrouted and mode != "route":
+        raise UsageError(f"--unrouted goes with --mode route: mode {mode} routes nothing.", "Leave it out.")
     want = wanted(gpu, model, None, tp, ep, None)
-    published = one_table(read_source(want, Sources(table, None, None, None)), want)
+    published = one_table(read_plugins_source(want, table), want)
     with cold_cache() if run else contextlib.nullcontext():
-        found = _examine(published, through, mode, unspecialize, run)
+        found = _examine(published, through, mode, unrouted, unspecialize, run)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -71,7 +86,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     most = f"{found['through']:,}"
     yield (
         f"{found['problem']} on {found['gpu']}; table {found['digest'][:12]}, its tiles in mode "
-        f"{found['mode']} at {found['tiles']}"
+        f"{found['mode']}{', calls not routed,' if found['unrouted'] else ''} at {found['tiles']}"
     )
     yield f"vLLM alone: 1 to {most} tokens need {found['stock']} variants of {KERNEL}, each at its first use"
     if found["warm_up"] is None:
@@ -86,7 +101,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _examine(
-    published: PublishedTable, through: int, mode: str, unspecialize: bool, run: bool
+    published: PublishedTable, through: int, mode: str, unrouted: bool, unspecialize: bool, run: bool
 ) -> dict[str, Any]:
     import time
     from dataclasses import asdict
@@ -114,13 +129,13 @@ def _examine(
     with device, target:
         gemms = TritonGemms(problem)
         stock = reachable(gemms, through).total
-        with _plugged_in(published, mode, unspecialize) as tiles:
+        with _plugged_in(published, mode, unrouted, unspecialize) as tiles:
             found = reachable(gemms, through)
             assert published.table is not None
             result: dict[str, Any] = {
                 "problem": str(problem), "gpu": gpu, "digest": published.table.digest,
-                "mode": mode, "tiles": tiles, "through": through, "unspecialized": unspecialize,
-                "stock": stock, "variants": found.total, "warm_up": None,
+                "mode": mode, "unrouted": unrouted, "tiles": tiles, "through": through,
+                "unspecialized": unspecialize, "stock": stock, "variants": found.total, "warm_up": None,
             }  # fmt: skip
             if not run:
                 with collecting() as every:
@@ -145,7 +160,7 @@ def _progress(done: int, total: int) -> None:
 
 
 @contextlib.contextmanager
-def _plugged_in(published: PublishedTable, mode: str, unspecialize: bool) -> Iterator[str]:
+def _plugged_in(published: PublishedTable, mode: str, unrouted: bool, unspecialize: bool) -> Iterator[str]:
     """The plugin's tiles and kernel in vLLM, for a layer of the table's problem.
 
     Yields the counts for which there is a tile: where the layer is moved to Triton they are more.
@@ -175,7 +190,7 @@ def _plugged_in(published: PublishedTable, mode: str, unspecialize: bool) -> Ite
     context = Context(client, Deployment())
     layer = context.deployment.learn(moe_config(problem, "cpu"), problem.scheme)
     if mode != "tiles":
-        choose = choose_base if mode == "route" else choose_backend
+        choose = choose_backend if unrouted else choose_base
         layer.moved_to = choose(client, problem, published.checkpoint).backend
     features: list[Feature] = [Tiles(context), *([Recompiles(context)] if unspecialize else [])]
     try:

@@ -99,7 +99,9 @@ def run(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", help="A plan as JSON (see --show); the options above are then not read."),
+        typer.Option(
+            "--plan", help="A plan as JSON (see --show); the options above but --table are then not read."
+        ),
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the plan as JSON and measure nothing.")] = False,
     port: Annotated[

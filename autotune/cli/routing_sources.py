@@ -143,6 +143,20 @@ def read_source(want: Wanted, given: Sources) -> Snapshot:
     return dataclasses.replace(shipped, reasons=(*shipped.reasons, *reasons))
 
 
+def read_plugins_source(want: Wanted, table: Path | None) -> Snapshot:
+    """Read tables as the plugin does: `table`, `AUTOTUNE_TABLE` or `AUTOTUNE_URL`, else the starter tables.
+
+    Raises:
+        UsageError, TableError: as `read_source`.
+    """
+    from autotune.client.sources import starter
+
+    settings = Settings.from_env()
+    if table is None and settings.table is None and settings.url is None:
+        return starter()
+    return read_source(want, Sources(table, None, None, None))
+
+
 def _answers(snapshot: Snapshot, want: Wanted) -> bool:
     """Whether a source says anything on what is wanted; that nothing is to be applied counts too."""
     return want.problem is not None and want.selection(snapshot).published is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -76,11 +76,6 @@ def doctor(
         _print(report)
 
 
-def _applies(report: Report) -> bool:
-    """Whether one backend for the process would be chosen here."""
-    return any(f["name"].startswith("static-") and f["state"] == "applied" for f in report.features)
-
-
 _MODES = {
     "off": "nothing",
     "observe": "nothing; counts what would be done",
@@ -96,10 +91,11 @@ def _print(report: Report) -> None:
     tested = "" if report.vllm_tested else ", not one that the tests cover"
     lines = [("vLLM", report.vllm + tested if report.vllm else "not installed")]
     if report.mode:
+        digest = f", digest {report.digest[:12]}" if report.tables else ""
         lines += [
             ("environment", str(report.environment or report.no_environment)),
             ("mode", f"{report.mode} ({_MODES[report.mode]})"),
-            ("source", f"{report.source or 'none'}, digest {report.digest[:12]}: {report.source_note}"),
+            ("source", f"{report.source or 'none'}{digest}: {report.source_note}"),
         ]
     lines += [("feature", text) for text in _features(report.features)]
     for table in report.tables:
@@ -132,22 +128,33 @@ def _model(report: Report) -> list[str]:
         return [f"{name}: vLLM's own choice stays ({model['reason']}): {model['detail']}"]
     gives = f"tiles for M in {model['tiles']}" if model["tiles"] else "no tiles of its own"
     if report.environment is None:
-        about = f"{name}: nothing here; on {model['measured_on']} this table would give {gives}"
+        about, where = (
+            f"{name}: nothing here; on {model['measured_on']} this table would give {gives}",
+            "there, ",
+        )
     else:
-        about = f"{name}: this table, measured on {model['measured_on']}, gives {gives}"
-    lines = [f"{about} (digest {model['table_digest'][:12]})"]
+        about, where = f"{name}: this table, measured on {model['measured_on']}, gives {gives}", ""
+    told = _routing(model) if model["routing"] is not None else _not_routed(model)
+    return [f"{about} (digest {model['table_digest'][:12]})", *(where + line for line in told)]
+
+
+def _not_routed(model: dict[str, Any]) -> list[str]:
+    choice = model["static"] or ("left to vLLM" if model["chooses"] else "no")
+    return [
+        f"routing per call: no: {model['routing_detail']}",
+        f"static choice: {choice}: {model['static_detail']}",
+    ]
+
+
+def _routing(model: dict[str, Any]) -> list[str]:
     routing = model["routing"]
-    if routing is None:
-        static = model["static"] or "left to vLLM"
-        would = "static choice" if _applies(report) else "not applied; the static choice would be"
-        lines += [
-            f"routing per call: no: {model['routing_detail']}",
-            f"{would}{':' if _applies(report) else ''} {static}: {model['static_detail']}",
-        ]
-        return lines
-    lines.append(f"weights prepared for {routing['base']}: {routing['base_detail']}")
-    lines += [f"routing per call: M in {text}" for text in routing["served"]]
-    lines += [f"not routed: M in {text}" for text in routing["declined"]]
-    if not routing["served"]:
-        lines.append("routing per call: no route of the table would be served by another backend")
-    return lines
+    return [
+        f"weights prepared for {routing['base']}: {routing['base_detail']}",
+        *(f"routing per call: M in {text}" for text in routing["served"]),
+        *(f"not routed: M in {text}" for text in routing["declined"]),
+        *(
+            []
+            if routing["served"]
+            else ["routing per call: no route of the table would be served by another backend"]
+        ),
+    ]

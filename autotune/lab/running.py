@@ -117,8 +117,9 @@ def check_arms(plan: Plan, table: RoutingTable | None) -> None:
         return
     if plan.table != table.digest:
         raise UsageError(
-            f"The table of {table.problem} with digest {table.digest[:12]} is not the plan's.",
-            "Give the one that it was made with.",
+            f"The table of {table.problem} with digest {table.digest[:12]} is not the plan's, "
+            f"{plan.table[:12] or 'which uses none'}.",
+            "Give the one that the plan was made with: --table FILE.",
         )
     for arm in plan.arms:
         if arm.table is not None and arm.table != "published":

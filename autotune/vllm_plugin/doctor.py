@@ -28,13 +28,14 @@ from autotune.vllm_plugin.own_experts import takes_up_first
 from autotune.vllm_plugin.route_reach import outlook
 from autotune.vllm_plugin.start import make_features
 from autotune.vllm_plugin.static_choice import choose_backend, explicit_choice
+from autotune.vllm_plugin.telemetry_sender import make_sender
 from autotune.vllm_plugin.tile_choice import covered
 from autotune.vocabulary.decide import Query, select_table
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import UsageError
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import Problem
-from autotune.vocabulary.settings import Settings
+from autotune.vocabulary.settings import Settings, unknown_variables
 from autotune.vocabulary.table import Kept, Miss, PublishedTable, RoutingTable
 
 READ_VARIABLES = (
@@ -124,11 +125,13 @@ def examine(
     chosen = os.environ.get("VLLM_PLUGINS")
     if chosen is not None and "autotune" not in chosen.split(","):
         report.warnings.append(f"VLLM_PLUGINS={chosen} leaves this plugin out: add autotune to it")
+    report.warnings += [*unknown_variables(os.environ), *_no_telemetry(settings)]
     report.tables = [_table(client, published) for published in client.snapshot.tables]
     with contextlib.redirect_stdout(sys.stderr):
         report.features = _features(client, report)
     if model is not None:
-        report.model = _model(client, report.features, serving or Serving(), *model)
+        here = report.environment is not None
+        report.model = _model(client, report.features if here else None, serving or Serving(), *model)
     report.summary = _summary(report, settings)
     return report
 
@@ -139,6 +142,18 @@ def unsettled(error: UsageError) -> Report:
     report.vllm_tested = report.vllm is not None and tested(report.vllm)
     report.summary = f"Nothing would be applied: {error}"
     return report
+
+
+def _no_telemetry(settings: Settings) -> list[str]:
+    """Why nothing would be sent although the settings ask for it."""
+    if not settings.telemetry:
+        return []
+    if settings.mode not in ("route", "observe") or not settings.metrics:
+        why = f"the mode is {settings.mode}" if settings.metrics else "AUTOTUNE_METRICS is 0"
+        return [f"no telemetry would be sent: nothing is counted, as {why}"]
+    sender, reason = make_sender(settings, "this GPU")
+    del sender  # only its thread would send, and that is not started
+    return [f"no telemetry would be sent: {reason}"] if reason else []
 
 
 def _source_note(settings: Settings) -> str:
@@ -215,11 +230,18 @@ def _feature(feature: Feature, report: Report) -> dict[str, str]:
 
 def _model(
     client: RoutingClient,
-    features: list[dict[str, str]],
+    features: list[dict[str, str]] | None,
     serving: Serving,
     problem: Problem,
     checkpoint: Checkpoint | None,
 ) -> dict[str, Any]:
+    """What the mode makes of the model's table.
+
+    Args:
+        features: as they stand here; None where the table can only be told of another machine, on which all
+            of the mode's features are then taken to apply.
+    """
+    mode = client.settings.mode
     selection = client.select(problem, checkpoint)
     entry: dict[str, Any] = {"problem": str(problem), "checkpoint": checkpoint}
     if selection.table is None:
@@ -229,28 +251,38 @@ def _model(
         return {**entry, "answer": "fallback", "reason": Kept.NOT_ROUTED, "detail": refused}
     variable = explicit_choice()
     explicit = serving.chosen or (f"{variable} is set" if variable else "")
-    static = choose_backend(client, problem, checkpoint)
-    backend = None if explicit else static.backend
-    refused = _not_routed(features) or serving.chosen
+    chooses = mode in ("static", "route", "observe")
+    if chooses:
+        static = choose_backend(client, problem, checkpoint)
+        detail = f"{explicit}: vLLM's own order stays" if explicit else static.detail
+        backend = None if explicit else static.backend
+    else:
+        backend, detail = None, f"not in mode {mode}"
+    refused = _not_routed(mode, features) or serving.chosen
     routing = None if refused else _routing(client, selection.table, checkpoint)
     return {
         **entry,
         "answer": "route",
         "measured_on": str(selection.table.environment),
         "table_digest": selection.table.digest,
-        "tiles": covered(selection.table, backend == "triton" and routing is None),
+        "tiles": covered(selection.table, backend == "triton" and routing is None)
+        if mode in ("tiles", "route", "observe")
+        else "",
+        "chooses": chooses,
         "static": backend,
-        "static_detail": f"{explicit}: vLLM's own order stays" if explicit else static.detail,
+        "static_detail": detail,
         "routing": routing,
         "routing_detail": refused,
     }
 
 
-def _not_routed(features: list[dict[str, str]]) -> str:
+def _not_routed(mode: str, features: list[dict[str, str]] | None) -> str:
     """Why calls are not routed, as far as this process tells; empty if they would be."""
-    router = next((feature for feature in features if feature["name"] == "router"), None)
+    if mode not in ("route", "observe"):
+        return f"not in mode {mode}"
+    router = next((feature for feature in features or () if feature["name"] == "router"), None)
     if router is None:
-        return "not in this mode"
+        return ""
     return "" if router["state"] == "applied" else router["reason"]
 
 

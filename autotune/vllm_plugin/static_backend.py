@@ -36,12 +36,15 @@ class _StaticBackend(Feature):
     """
 
     members: tuple[str, ...]
+    layers: str
     enumeration: str
     arguments: tuple[str, ...]
 
     def __init__(self, context: Context, move: bool) -> None:
         super().__init__(context)
         self._move = move
+        if not move:
+            self.title = f"seeing the quantization of {self.layers} layers, which tiles depend on"
 
     @abstractmethod
     def scheme(self, module: Any, keys: tuple[Any, ...]) -> Scheme | None:
@@ -113,6 +116,7 @@ class Fp8Backend(_StaticBackend):
 
     name = "static-fp8"
     title = "static choice of the FP8 backend"
+    layers = "FP8"
     module = "vllm.model_executor.layers.fused_moe.oracle.fp8"
     enumeration = "Fp8MoeBackend"
     members = ("TRITON", "VLLM_CUTLASS", "FLASHINFER_CUTLASS", "DEEPGEMM")
@@ -134,6 +138,7 @@ class UnquantizedBackend(_StaticBackend):
 
     name = "static-bf16"
     title = "static choice of the bf16 backend"
+    layers = "bf16"
     module = "vllm.model_executor.layers.fused_moe.oracle.unquantized"
     enumeration = "UnquantizedMoeBackend"
     members = ("TRITON", "FLASHINFER_CUTLASS")

@@ -112,6 +112,24 @@ class Settings:
         )
 
 
+_NAMES = (
+    "CACHE", "CHANNEL", "CONCURRENCY", "DB", "GATE", "MATCH", "METRICS", "MODE", "TABLE", "TELEMETRY",
+    "TELEMETRY_TOKEN", "TIMEOUT", "TOKENS", "UNSPECIALIZE", "URL", "WARMUP_SECONDS",
+)  # fmt: skip
+_HANDED_DOWN = ("RUN", "SNAPSHOT", "SNAPSHOT_DATA", "SNAPSHOT_DIGEST", "VLLM_VERSIONS")
+"""Not settings: what a process tells its children, and the tests."""
+
+
+def unknown_variables(env: Mapping[str, str]) -> list[str]:
+    """A sentence for each `AUTOTUNE_*` variable that nothing reads, such as a misspelt one."""
+    known = {f"AUTOTUNE_{name}" for name in (*_NAMES, *_HANDED_DOWN)}
+    said = []
+    for name in sorted(name for name in env if name.startswith("AUTOTUNE_") and name not in known):
+        nearest = UnknownNameError("variable", name, [f"AUTOTUNE_{known}" for known in _NAMES]).nearest
+        said.append(f"{name} is set and read by nothing{f': did you mean {nearest}?' if nearest else ''}")
+    return said
+
+
 _SWITCH = {
     "1": True,
     "true": True,
@@ -135,7 +153,12 @@ def _switch(name: str, text: str | None, default: bool) -> bool:
 
 def _seconds_or_none(name: str, text: str | None, default: float) -> float:
     """A time limit in which 0 stands for: not at all."""
-    return 0.0 if text is not None and text in ("0", "0.0") else _positive(name, text, default, float)
+    try:
+        return 0.0 if text is not None and float(text) == 0 else _positive(name, text, default, float)
+    except (ValueError, UsageError) as error:
+        raise UsageError(
+            f"{name} must be 0 or a positive number, not {text!r}.", f"Without it {default:g} is taken."
+        ) from error
 
 
 def _path(name: str, text: str) -> Path:

@@ -16,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from autotune.cli import routing
+from autotune.cli.routing_sources import read_plugins_source, wanted
 from autotune.db.engine import open_database
 from autotune.db.measurements import MeasurementRepository
 from autotune.vocabulary.candidate import FlashinferCutlassCandidate, FusedTritonCandidate
@@ -249,6 +250,16 @@ def test_none_in_the_default_database_counts_as_an_answer(file: str, tmp_path: P
         )  # fmt: skip
     decision = json.loads(run("route", *MODEL, "--tokens", "8", "--json").stdout)
     assert decision["reason"] == "none_published"
+
+
+def test_what_the_plugin_reads_is_no_database(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database in this folder, whatever it says, is nothing to vLLM, and so to `jit warm-up`."""
+    Path("autotune.db").write_text("no database")
+    monkeypatch.setenv("AUTOTUNE_DB", "sqlite:///autotune.db")
+    want = wanted("h200", "qwen-moe-fp8", None, 1, 1, None)
+    assert read_plugins_source(want, None).source == "starter"
+    monkeypatch.setenv("AUTOTUNE_TABLE", file)
+    assert read_plugins_source(want, None).source == file
 
 
 def test_an_unknown_channel_is_answered_with_those_that_exist(file: str, tmp_path: Path) -> None:

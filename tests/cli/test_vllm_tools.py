@@ -115,8 +115,62 @@ def test_a_common_reason_is_said_once_and_nothing_reads_as_applied() -> None:
     assert text.count("disabled: vLLM is not installed in this Python") == 1
     for feature in json.loads(run("--json").stdout)["features"]:
         assert feature["title"] in text
-    assert "model not applied; the static choice would be" in text
-    assert "model static choice" not in text
+    assert "model nothing here; on" in text.replace(
+        "E=128,N=768,K=2048,topk=8,scheme=fp8_block128 (fp8): ", ""
+    )
+    assert "model there, weights prepared for triton" in text
+    assert "model weights" not in text
+
+
+@pytest.mark.parametrize(
+    ("mode", "chooses", "routes", "tiles"),
+    [("tiles", False, False, True), ("static", True, False, False), ("route", True, True, True)],
+)
+def test_a_model_is_told_what_the_mode_does(
+    monkeypatch: pytest.MonkeyPatch, mode: str, chooses: bool, routes: bool, tiles: bool
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_MODE", mode)
+    found = json.loads(run("--json", "--model", "qwen-moe-fp8").stdout)["model"]
+    assert (found["chooses"], found["routing"] is not None, bool(found["tiles"])) == (chooses, routes, tiles)
+    assert found["routing_detail"] == ("" if routes else f"not in mode {mode}")
+    text = " ".join(run("--model", "qwen-moe-fp8").stdout.split())
+    assert ("static choice: no: not in mode" in text) is not chooses
+    assert ("gives no tiles of its own" in text or "give no tiles of its own" in text) is not tiles
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"AUTOTUNE_MDOE": "tiles"}, "AUTOTUNE_MDOE is set and read by nothing: did you mean AUTOTUNE_MODE?"),
+        (
+            {"AUTOTUNE_TELEMETRY": "1"},
+            "no telemetry would be sent: AUTOTUNE_TELEMETRY is 1, but AUTOTUNE_URL",
+        ),
+        (
+            {"AUTOTUNE_TELEMETRY": "1", "AUTOTUNE_METRICS": "0"},
+            "no telemetry would be sent: nothing is counted, as AUTOTUNE_METRICS is 0",
+        ),
+        (
+            {"AUTOTUNE_TELEMETRY": "1", "AUTOTUNE_MODE": "tiles"},
+            "no telemetry would be sent: nothing is counted, as the mode is tiles",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_named(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], said: str
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert any(warning.startswith(said) for warning in json.loads(run("--json").stdout)["warnings"])
+    monkeypatch.undo()
+
+
+def test_no_digest_is_told_where_there_is_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert ", digest " in " ".join(run().stdout.split())
+    monkeypatch.setenv("AUTOTUNE_TABLE", str(tmp_path / "none.json"))
+    source = " ".join(run().stdout.split()).partition(" source ")[2]
+    assert source.startswith(str(tmp_path))
+    assert ", digest " not in source
 
 
 @pytest.mark.parametrize(("name", "value"), [("MODE", "foo"), ("TIMEOUT", "soon"), ("MATCH", "some")])

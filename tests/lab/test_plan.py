@@ -25,7 +25,7 @@ from autotune.vocabulary.errors import UnknownNameError, UsageError
 from autotune.vocabulary.problem import Scheme
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import RoutingTable, Verdict
-from tests.lab.labs import stand_in_plan
+from tests.lab.labs import ROOT, stand_in_plan
 
 TENSOR = read_table(starter_table("fp8_tensor"))
 BLOCK = read_table(starter_table("fp8_block128"))
@@ -436,3 +436,13 @@ def test_cold_stands_beside_warm(tmp_path: Path) -> None:
     assert (stock.ratio, stock.lowest, stock.highest) == pytest.approx((1.2, 120 / 105, 2.0))
     with pytest.raises(UsageError, match="must be warm"):
         cold_over_warm(folders["cold"], folders["warm"])
+
+
+def test_every_recorded_plan_can_be_run_again() -> None:
+    """The table of each is the starter table, or lies among the results."""
+    results = ROOT / "benchmarks" / "results"
+    kept = {read_table(file).digest for file in results.glob("*/table.json")}
+    kept |= {read_table(file).digest for file in (ROOT / "autotune" / "data" / "tables").glob("*.json")}
+    plans = {file: Plan.model_validate_json(file.read_bytes()) for file in results.glob("*/plan.json")}
+    assert len(plans) > 5
+    assert [str(file) for file, plan in plans.items() if plan.table and plan.table not in kept] == []

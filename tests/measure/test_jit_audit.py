@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
-from autotune.cli.jit import before_and_after, cold_cache  # noqa: E402
+from autotune.cli.jit import add_to, before_and_after, cold_cache  # noqa: E402
 from autotune.kernels.unspecialized import without_specialization  # noqa: E402
 from autotune.measure.jit_audit import DEFAULT_TOKENS, Audit, audit  # noqa: E402
 from autotune.measure.jit_targets import most_tokens, target_call  # noqa: E402
@@ -176,3 +178,11 @@ def test_measured_compilations_find_an_empty_cache(monkeypatch: pytest.MonkeyPat
         assert triton.knobs.cache.dir == str(inside)
     assert not inside.exists()
     assert os.environ["TRITON_CACHE_DIR"] == "/somewhere"
+
+
+def test_counts_that_no_launch_takes_are_refused() -> None:
+    app = typer.Typer()
+    add_to(app)
+    done = CliRunner().invoke(app, ["jit", "audit", "--tokens", "1000,2000", "fused_decode"])
+    assert isinstance(done.exception, UsageError)
+    assert "fused_decode takes at most 128 tokens of E=128" in str(done.exception)

@@ -328,6 +328,8 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     routing("router_explicit", "state", {"VLLM_USE_FLASHINFER_MOE_FP8": "1"})
     add("doctor_routed", "doctor", small, shape=str(SMALL))
     as_served: dict[str, dict[str, Any]] = {"set": {"moe_backend": "triton"}, "lora": {"lora": True}}
+    for mode in ("tiles", "static"):
+        add(f"doctor_{mode}", "doctor", small, {"AUTOTUNE_MODE": mode}, shape=str(SMALL))
     for name, serving in as_served.items():
         add(f"doctor_{name}", "doctor", small, shape=str(SMALL), serving=serving)
     blocks = SMALL.model_copy(update={"scheme": Scheme.FP8_BLOCK128, "N": 128})

@@ -139,6 +139,10 @@ def test_a_warm_up_knows_every_variant_from_one_token_on(vllm_path: dict[str, li
     done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
+    moved = [*command, "--unrouted"]
+    there = subprocess.run([sys.executable, *moved], env=env, capture_output=True, text=True, timeout=250)
+    assert there.returncode == 0, there.stderr[-3000:]
+    assert json.loads(there.stdout)["tiles"].startswith("1..4, 8..96")
     assert found["left_out"] == 0
     # Where a Triton tile won, or serves by the static choice and was re-timed.
     assert found["tiles"] == "129..192"

@@ -216,6 +216,19 @@ def test_doctor_gives_the_reason_that_the_log_gives(inside: Inside) -> None:
     assert any(lora["detail"] in line for line in inside["refusals"]["lora"]["lines"])
 
 
+@pytest.mark.parametrize("mode", ["tiles", "static"])
+def test_doctor_tells_only_what_the_mode_installs(inside: Inside, mode: str) -> None:
+    report = inside[f"doctor_{mode}"]
+    names = {feature["name"] for feature in report["features"]}
+    model = report["model"]
+    assert ("tiles" in names) is (mode == "tiles")
+    assert (model["routing"], model["routing_detail"]) == (None, f"not in mode {mode}")
+    assert model["chooses"] is (mode == "static")
+    assert bool(model["tiles"]) is (mode == "tiles")
+    moves = "static choice of the FP8 backend" in report["summary"]
+    assert moves is (mode == "static")
+
+
 FEATURES = ("layers", "static-fp8", "static-bf16", "tiles", "router", "deep-gemm-warmup")
 
 

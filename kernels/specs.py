@@ -6,7 +6,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.vocabulary.candidate import BACKENDS, BackendName, Candidate, FusedDecodeCandidate, Tile
+from autotune.vocabulary.candidate import (
+    BACKENDS,
+    BackendName,
+    Candidate,
+    FusedDecodeCandidate,
+    Tile,
+    not_compilable,
+)
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import UnknownNameError
 from autotune.vocabulary.problem import Problem, Scheme
@@ -288,6 +295,9 @@ def fits(candidate: Candidate, problem: Problem, environment: Environment) -> Su
     """Prune before compiling: whether a candidate's tiles can fit the GPU's shared memory and the scheme."""
     limit = MAX_SHARED_BYTES.get(_capability(environment), 101_376)
     width = problem.scheme.weight_bytes
+    odd = not_compilable(candidate)
+    if odd:
+        return _no(f"{candidate}: {'; '.join(odd)}, which Triton cannot compile")
     if candidate.backend == "triton":
         needs = [(candidate.tile, 1)]
     elif candidate.backend == "fused_triton":

@@ -9,6 +9,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
+from autotune.vocabulary.candidate import not_compilable
 from autotune.vocabulary.errors import TableError, UsageError
 from autotune.vocabulary.files import read_given, reason
 from autotune.vocabulary.problem import PartialProblem
@@ -105,6 +106,8 @@ def _lint_route(route: Route, margin: float) -> list[str]:
     digests = (*route.evidence, *(d for a in route.alternatives for d in a.evidence))
     if any(not re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests):
         found.append("evidence is not cited by content digests")
+    named = dict.fromkeys((route.winner, route.baseline, *(a.candidate for a in route.alternatives)))
+    found += [f"{one}: {what}: no GPU can run it" for one in named for what in not_compilable(one)]
     if not route.winner.servable:
         found.append(f"{route.winner} is no choice: vLLM tunes FlashInfer when it warms up")
     backends = [a.candidate.backend for a in route.alternatives if a.candidate.servable]

@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from autotune.vocabulary.measurement import Checkpoint
 from autotune.vocabulary.problem import ACTIVATIONS, Problem, Scheme
 
 CONFIG_FIELDS = (
     "num_experts", "num_local_experts", "intermediate_size_per_partition", "hidden_dim",
     "experts_per_token", "activation", "moe_parallel_config", "moe_backend", "has_bias", "is_lora_enabled",
-    "swiglu_limit", "ep_size",
+    "swiglu_limit", "ep_size", "in_dtype",
 )  # fmt: skip
 """Fields of vLLM's FusedMoEConfig that are read."""
 
@@ -34,6 +36,9 @@ class Layer:
         config = self.config
         if config.is_lora_enabled:
             return "LoRA is enabled"
+        # Every scheme is measured with bf16 activations. By name: torch may not be imported yet.
+        if str(config.in_dtype) != "torch.bfloat16":
+            return f"activations in {str(config.in_dtype).removeprefix('torch.')}, not bfloat16"
         if config.has_bias:
             return "the layer has biases"
         if config.activation.value not in ACTIVATIONS:
@@ -47,6 +52,8 @@ class Layer:
             return "experts are not split evenly"
         if self.scheme_known and self.scheme is None:
             return "the quantization is not one that is measured"
+        if self.scheme is not None and self._made(self.scheme) is None:
+            return "its dimensions are not those of a layer that can be swept"
         return ""
 
     def could_be(self, problem: Problem) -> bool:
@@ -57,22 +64,28 @@ class Layer:
             config.experts_per_token, config.activation.value, config.ep_size,
         )  # fmt: skip
         theirs = (problem.E, problem.N, problem.K, problem.topk, problem.act, problem.ep)
+        if str(config.in_dtype) != "torch.bfloat16":
+            return False
         return dimensions == theirs and (not self.scheme_known or self.scheme is problem.scheme)
 
     def problem(self) -> Problem | None:
         """The layer as a problem; None where `refusal` gives a reason or the scheme is not known."""
-        if self.scheme is None or self.refusal():
-            return None
+        return None if self.scheme is None or self.refusal() else self._made(self.scheme)
+
+    def _made(self, scheme: Scheme) -> Problem | None:
         config = self.config
-        return Problem(
-            E=config.num_local_experts,
-            N=config.intermediate_size_per_partition,
-            K=config.hidden_dim,
-            topk=config.experts_per_token,
-            scheme=self.scheme,
-            act=config.activation.value,
-            ep=config.ep_size,
-        )
+        try:
+            return Problem(
+                E=config.num_local_experts,
+                N=config.intermediate_size_per_partition,
+                K=config.hidden_dim,
+                topk=config.experts_per_token,
+                scheme=scheme,
+                act=config.activation.value,
+                ep=config.ep_size,
+            )
+        except ValidationError:
+            return None
 
 
 class Deployment:

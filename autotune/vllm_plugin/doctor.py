@@ -87,7 +87,9 @@ class Serving:
         """The layer with what vLLM's configuration would say of it."""
         parallel = SimpleNamespace(use_all2all_kernels=False, dp_size=self.dp, enable_eplb=False)
         config = SimpleNamespace(
-            is_lora_enabled=self.lora, has_bias=False, activation=SimpleNamespace(value=problem.act),
+            in_dtype="torch.bfloat16", intermediate_size_per_partition=problem.N, hidden_dim=problem.K,
+            experts_per_token=problem.topk, is_lora_enabled=self.lora, has_bias=False,
+            activation=SimpleNamespace(value=problem.act),
             swiglu_limit=None, moe_parallel_config=parallel, num_local_experts=problem.E,
             ep_size=problem.ep, num_experts=problem.E * problem.ep,
         )  # fmt: skip

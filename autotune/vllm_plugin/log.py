@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from autotune.vocabulary.text import printable
+
 _said: set[str] = set()
 _told: set[tuple[str, str]] = set()
 
@@ -37,6 +39,8 @@ def first_time(subject: object, cause: str) -> bool:
 
 
 def _once(level: int, message: str) -> None:
+    # One line each, whatever a service, a file or a library put into it.
+    message = printable(message, 4000)
     if message not in _said:
         _said.add(message)
         logger().log(level, "autotune: %s", message)

@@ -28,8 +28,11 @@ from autotune.vllm_plugin.worker_counts import WorkerCounts
 from autotune.vocabulary.decide import Query, Selection, select_table
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.measurement import Checkpoint
+from autotune.vocabulary.problem import Problem
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import PublishedTable
+from autotune.vocabulary.text import printable
 
 RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 PREFIX = "AUTOTUNE_"
@@ -149,22 +152,26 @@ def _deciding(context: Context) -> list[Feature]:
 
 def fitting(client: RoutingClient) -> list[PublishedTable]:
     """The tables that this machine and these libraries may use; none where the environment is not known."""
-    return [published for published in client.snapshot.tables if _selected(client, published)]
+    chosen = [selection.published for _, selection in _selections(client) if selection.miss is None]
+    return [published for published in chosen if published is not None]
 
 
-def _selected(client: RoutingClient, published: PublishedTable) -> bool:
-    selection = _select(client, published)
-    return selection is not None and selection.miss is None and selection.published is published
+def _selections(client: RoutingClient) -> list[tuple[Problem, Selection]]:
+    """What there is for each layer that a table is for, in the tables' order; none without an environment.
 
-
-def _select(client: RoutingClient, published: PublishedTable) -> Selection | None:
+    Each layer's tables are looked at by themselves: a source may hold thousands.
+    """
     if client.environment is None:
-        return None
-    query = Query(
-        published.problem, client.environment, checkpoint=published.checkpoint,
-        compatible=client.settings.match == "compatible",
-    )  # fmt: skip
-    return select_table(client.snapshot.tables, query)
+        return []
+    groups: dict[tuple[Problem, Checkpoint], list[PublishedTable]] = {}
+    for published in client.snapshot.tables:
+        groups.setdefault((published.problem, published.checkpoint), []).append(published)
+    compatible = client.settings.match == "compatible"
+    found = []
+    for (problem, checkpoint), tables in groups.items():
+        query = Query(problem, client.environment, checkpoint=checkpoint, compatible=compatible)
+        found.append((problem, select_table(tables, query)))
+    return found
 
 
 def report(client: RoutingClient, took_s: float) -> None:
@@ -179,18 +186,19 @@ def report(client: RoutingClient, took_s: float) -> None:
     if snapshot.tables and not here:
         others = ", ".join(sorted({table.environment.gpu for table in snapshot.tables}))
         warn_once(f"no table is for {environment and environment.gpu}; there are tables for {others}")
-        for table in snapshot.tables:
-            first_time(table.problem, client.select(table.problem).detail)
+        for problem in dict.fromkeys(table.problem for table in snapshot.tables):
+            first_time(problem, client.select(problem).detail)
     usable = fitting(client)
-    for published in here:
-        selection = _select(client, published)
-        if selection and selection.miss and first_time(published.problem, selection.detail):
-            warn_once(f"{published.problem}: {selection.miss.value}: {selection.detail}")
+    of_this_gpu = {table.problem for table in here}
+    for problem, selection in _selections(client):
+        if selection.miss and problem in of_this_gpu and first_time(problem, selection.detail):
+            warn_once(f"{problem}: {selection.miss.value}: {selection.detail}")
     revisions = ", ".join(sorted({str(t.revision) for t in usable if t.revision is not None})) or "none"
     logger().info(
         "autotune: mode %s, source %s, %d of %d tables fit %s, revision %s, digest %s, %d routes, "
         "read in %.2f s",
-        client.settings.mode, snapshot.source or "none", len(usable), len(snapshot.tables), environment,
+        client.settings.mode, printable(snapshot.source or "none"), len(usable), len(snapshot.tables),
+        environment,
         revisions, snapshot.digest[:12], sum(len(t.table.routes) for t in usable if t.table), took_s,
     )  # fmt: skip
 

@@ -182,5 +182,11 @@ def make_sender(settings: Settings, gpu: str | None) -> tuple[Sender | None, str
     fault = address_fault(settings.url)
     if fault or not gpu:
         return None, f"AUTOTUNE_URL {fault}" if fault else "the GPU has no name"
+    token = settings.telemetry_token or ""
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        return (
+            None,
+            "AUTOTUNE_TELEMETRY_TOKEN holds characters that no HTTP header takes, such as a line's end",
+        )
     instance = f"{socket.gethostname()}:{os.getpid()}"
     return Sender(settings.url, settings.telemetry_token, instance, gpu, settings.timeout_s), ""

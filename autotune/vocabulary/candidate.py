@@ -73,6 +73,18 @@ class Tile(_Frozen):
         )
 
 
+def not_compilable(sizes: BaseModel, of: str = "") -> list[str]:
+    """What Triton refuses of a candidate or tile: blocks and warps that are no powers of two."""
+    found = []
+    for name in type(sizes).model_fields:
+        value = getattr(sizes, name)
+        if isinstance(value, Tile):
+            found += not_compilable(value, f"{name}." if name != "tile" else "")
+        elif ("block_" in name or name == "num_warps") and value & (value - 1):
+            found.append(f"{of}{name} {value} is no power of two")
+    return found
+
+
 class _CandidateBase(_Frozen):
     @cached_property
     def digest(self) -> str:

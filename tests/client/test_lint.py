@@ -14,7 +14,7 @@ from autotune.client.lint import (
     read_vllm_config,
     vllm_config_faults,
 )
-from autotune.vocabulary.candidate import FlashinferCutlassCandidate
+from autotune.vocabulary.candidate import FlashinferCutlassCandidate, TritonCandidate
 from autotune.vocabulary.errors import UsageError
 from autotune.vocabulary.table import RoutingTable
 from autotune.vocabulary.wire import encode_tables
@@ -71,6 +71,16 @@ def test_figures_that_contradict_each_other() -> None:
     assert "winner: p95 is below p50" in lint_table(changed(winner_timing=slow))[0]
     assert "a win on 1 measurement" in lint_table(changed(evidence=("a" * 64,)))[0]
     assert "content digests" in lint_table(changed(evidence=("1", "2", "3")))[0]
+
+
+def test_tiles_that_triton_cannot_compile() -> None:
+    route = make_table(tokens=(8,)).routes[0]
+    assert isinstance(route.winner, TritonCandidate)
+    for change in ({"block_m": 48}, {"num_warps": 3}):
+        tile = route.winner.tile.model_copy(update=change)
+        found = lint_table(changed(winner=route.winner.model_copy(update={"tile": tile})))
+        ((name, value),) = change.items()
+        assert any(f"{name} {value} is no power of two: no GPU can run it" in line for line in found), found
 
 
 def test_an_environment_that_matches_nothing() -> None:

@@ -16,6 +16,7 @@ from autotune.vocabulary.candidate import (
     BACKENDS,
     Candidate,
     DeepGemmCandidate,
+    FusedDecodeCandidate,
     FusedTritonCandidate,
     Tile,
     VllmCutlassCandidate,
@@ -173,3 +174,28 @@ def test_a_smaller_gpu_refuses_what_a_larger_one_takes() -> None:
 @pytest.mark.parametrize("candidate", [DeepGemmCandidate(), VllmCutlassCandidate(), triton(), fused(64)])
 def test_ordinary_candidates_fit(candidate: Candidate) -> None:
     assert fits(candidate, Problem.parse(BLOCK), H200).ok
+
+
+DECODE = FusedDecodeCandidate(
+    block_m=16, gate_up_block_n=32, gate_up_block_k=128, down_block_n=64, down_block_k=128
+)
+FUSED = FusedTritonCandidate(gate_up=triton(16).tile, down=triton(16).tile)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [
+        (triton(48), "block_m 48"),
+        (triton(16, num_warps=3), "num_warps 3"),
+        (triton(16, 128, 96), "block_k 96"),
+        (FUSED.model_copy(update={"down": triton(16, 96).tile}), "down.block_n 96"),
+        (DECODE.model_copy(update={"gate_up_block_n": 48}), "gate_up_block_n 48"),
+        (DECODE.model_copy(update={"num_warps": 3}), "num_warps 3"),
+    ],
+)
+def test_sizes_that_triton_cannot_compile_are_refused(candidate: Candidate, said: str) -> None:
+    answer = fits(candidate, Problem.parse(TENSOR), FULL)
+    assert not answer.ok
+    assert f"{said} is no power of two, which Triton cannot compile" in answer.reason
+    for good in (triton(16), FUSED, DECODE):
+        assert fits(good, Problem.parse(TENSOR), FULL).ok

@@ -251,6 +251,7 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
     add("another_k", "layers", one, builds=[{"hidden_dim": 4096}], scheme="fp8_block128", block=[128, 128])
     add("another_topk", "layers", one, builds=[{"experts_per_token": 4}], scheme=None, block=[128, 128])
     add("lora", "layers", one, builds=[{"is_lora_enabled": True}], scheme=None, block=[128, 128])
+    add("half", "layers", one, builds=[{"in_dtype": "float16"}], scheme=None, block=[128, 128])
     add("same_layer", "layers", one, builds=[{}, {}], scheme="fp8_block128", block=[128, 128])
     tensor = table("tensor", static_table(version))
     add("foreign_scheme", "layers", tensor, builds=[{}], scheme="dynamic", block=None)
@@ -263,6 +264,8 @@ def _scenarios(version: str, folder: Path, stack: contextlib.ExitStack) -> list[
         {"scheme": "fp8_tensor", "changes": {"hidden_dim": 4096}},
         {"scheme": "fp8_tensor", "changes": {"has_bias": True}},
         {"scheme": "dynamic"},
+        {"scheme": "fp8_tensor", "changes": {"in_dtype": "float16"}},
+        {"scheme": "fp8_tensor", "changes": {"experts_per_token": 300}},
     ]
     add("backend", "backend", tensor, cases=cases)
     add("backend_tiles_mode", "backend", tensor, {"AUTOTUNE_MODE": "tiles"}, cases=cases[:1])

@@ -94,6 +94,8 @@ def moe_config(**changes: Any) -> Any:
         "routing_method": config.RoutingMethodType.Renormalize,
         "moe_parallel_config": config.FusedMoEParallelConfig.make_no_parallel(),
     }  # fmt: skip
+    if "in_dtype" in changes:
+        changes["in_dtype"] = getattr(torch, changes["in_dtype"])
     return config.FusedMoEConfig(**{**fields, **changes})
 
 

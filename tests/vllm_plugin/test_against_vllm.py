@@ -179,6 +179,7 @@ def test_a_layer_that_the_table_was_not_made_for_gets_nothing(inside: Inside) ->
         ("another_k", "the layer has K=4096"),
         ("another_topk", "topk=4"),
         ("lora", "LoRA is enabled"),
+        ("half", "activations in float16, not bfloat16"),
         ("foreign_scheme", "quantization is not one that is measured"),
     ):
         assert inside[name]["tiles"]["8"][0] != VLLM_CONFIG, name
@@ -194,6 +195,11 @@ def test_the_static_choice_moves_one_backend_to_the_front(inside: Inside) -> Non
     assert all(order == stock for order in kept), "an explicit choice or another layer was overruled"
     assert inside["backend"]["bf16"] == inside["untouched"]["bf16"]
     assert inside["backend"]["restored"]
+    lines = inside["backend"]["lines"]
+    assert any("no static choice for a layer: activations in float16, not bfloat16" in line for line in lines)
+    said = "no static choice for a layer: its dimensions are not those of a layer that can be swept"
+    assert any(said in line for line in lines)
+    assert not any("\n" in line for line in lines)
 
 
 def test_where_calls_are_routed_the_weights_stay_as_vllm_prepares_them(inside: Inside) -> None:

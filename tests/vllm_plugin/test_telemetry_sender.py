@@ -229,7 +229,13 @@ def test_what_it_needs() -> None:
     assert TOKEN not in repr(settings)
     assert "AUTOTUNE_URL names no service" in make_sender(settings, "NVIDIA_H200")[1]
     assert "is no http" in make_sender(replace(settings, url="ftp://x"), "NVIDIA_H200")[1]
-    made, reason = make_sender(replace(settings, url="http://127.0.0.1:9"), "NVIDIA_H200")
+    at = replace(settings, url="http://127.0.0.1:9")
+    for token in ("s3cret\nsecond line", "s3cret word", "s3cret\u00e9"):
+        made, reason = make_sender(replace(at, telemetry_token=token), "NVIDIA_H200")
+        assert made is None
+        assert reason.startswith("AUTOTUNE_TELEMETRY_TOKEN holds characters that no HTTP header takes")
+        assert "s3cret" not in reason
+    made, reason = make_sender(at, "NVIDIA_H200")
     assert made is not None
     assert reason == ""
     made.close()

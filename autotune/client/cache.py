@@ -16,6 +16,7 @@ from typing import Any
 from autotune.client.addresses import shown
 from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.files import MAX_BYTES, read_text, reason
+from autotune.vocabulary.text import printable
 
 FORMAT = 1
 _TAG = re.compile(r'(W/)?"[\x21\x23-\x7e]{1,500}"')
@@ -84,7 +85,7 @@ class LastKnownGood:
                 None,
                 f"the stored tables {self.path} are ignored: the digest does not match their content",
             )
-        return Kept(body, _usable(stored.get("etag"), body), str(stored.get("saved_at"))), ""
+        return Kept(body, _usable(stored.get("etag"), body), printable(str(stored.get("saved_at")), 40)), ""
 
     def write(self, body: dict[str, Any], etag: str | None) -> str:
         """Store an answer; returns why that failed, or an empty string."""

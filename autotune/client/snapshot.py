@@ -20,6 +20,7 @@ from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.files import MAX_BYTES, read_text
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import Miss, PublishedTable
+from autotune.vocabulary.text import printable
 from autotune.vocabulary.wire import decode_tables, encode_tables
 
 PATH_VARIABLE = "AUTOTUNE_SNAPSHOT"
@@ -29,6 +30,8 @@ DATA_LIMIT = 96 * 1024
 """Longest value, bytes: Linux starts no process with one of 128 KiB or more (MAX_ARG_STRLEN)."""
 INHERITED = ", taken over from a parent process"
 """After the source's name, where the tables were not read from it."""
+_LONGEST = 5000
+"""Characters of a reason: a path of 4096 fits."""
 _BODY_LIMIT = MAX_BYTES
 """Bytes that a value may unpack to, as for an answer of the service."""
 
@@ -42,12 +45,18 @@ class Snapshot:
         source: where they came from, for a person.
         reasons: what went wrong or was left out, in sentences; empty if all went well.
         miss: why there is nothing at all, if that is a failure rather than an answer.
+
+    Source and reasons are made printable: they quote files, paths and what services answer, and go to logs.
     """
 
     tables: tuple[PublishedTable, ...] = ()
     source: str = ""
     reasons: tuple[str, ...] = ()
     miss: Miss | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", printable(self.source, _LONGEST))
+        object.__setattr__(self, "reasons", tuple(printable(reason, _LONGEST) for reason in self.reasons))
 
     @cached_property
     def digest(self) -> str:
@@ -95,7 +104,7 @@ def hand_over(snapshot: Snapshot, settings: Settings, env: MutableMapping[str, s
         env.pop(name, None)
     env.update({name: value for name, value in given.items() if value})
     if not any(given.values()):
-        return problem
+        return printable(problem, _LONGEST)
     env[DIGEST_VARIABLE] = snapshot.digest
     return None
 

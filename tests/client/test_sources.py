@@ -527,3 +527,33 @@ def test_the_starter_tables_serve_only_without_a_source(tmp_path: Path) -> None:
     assert resolve(settings(tmp_path), GPU, {}).source == "starter"
     with raw_server(silent) as url:
         assert resolve(settings(tmp_path, url=url, timeout_s=0.2), GPU, {}).tables == ()
+
+
+CONTROLS = "a\n\x1b[31m\r\x00\u202e\x85z"
+
+
+def test_no_control_character_reaches_a_log(tmp_path: Path) -> None:
+    script = Script(status=403, body=json.dumps({"detail": 1}).encode() + CONTROLS.encode())
+    with http_service(script) as url:
+        found = [resolve(settings(tmp_path, url=url), GPU, {})]
+        script.says(body())
+        resolve(settings(tmp_path, url=url), GPU, {})
+        (path,) = (tmp_path / "cache" / "tables").iterdir()
+        path.write_text(json.dumps({**json.loads(path.read_text()), "saved_at": CONTROLS}))
+        script.status, script.body = 500, CONTROLS.encode()
+        found.append(resolve(settings(tmp_path, url=url), GPU, {}))
+        script.says({**body(), "digest": CONTROLS})
+        found.append(resolve(settings(tmp_path, url=url), GPU, {}))
+    name = CONTROLS.replace("\x00", "")
+    folder = tmp_path / name
+    folder.mkdir()
+    write(folder / f"{name}.json", {name: name})
+    found += [
+        resolve(settings(tmp_path, table=path), GPU, {}) for path in (folder, tmp_path / f"absent{name}")
+    ]
+    env = {"AUTOTUNE_SNAPSHOT": str(folder / name), "AUTOTUNE_SNAPSHOT_DIGEST": "0" * 64}
+    found.append(resolve(settings(tmp_path), GPU, env))
+    assert len([each for each in found if each.reasons]) == len(found)
+    for each in found:
+        assert all(text.isprintable() for text in (each.source, *each.reasons, each.why)), each
+        assert "[31m" in f"{each.source}{each.reasons}", each

@@ -257,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     runner: Runner | None = None
     models: dict[str, Any] = {}
+    on_record = 0
     result: dict[str, Any] = {"replay": given.replay, "models": models}
     try:
         counts, only = parse_numbers("--tokens", given.tokens), parse_backends(given.backends)
@@ -265,6 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("The recordings are of uniform routing.", "Leave --routing or --replay out.")
         if given.each < 1:
             raise UsageError(f"--each {given.each}: at least 1 candidate is timed.", "Leave --each out.")
+        if not given.seconds >= 0:  # nan, too, after which no deadline ever passes
+            raise UsageError(f"--seconds {given.seconds:g} is no time.", "Give 0 or more, such as 120.")
         asked = [
             (model, *resolve(model, "", given.tp, given.ep)) for model in (given.model or MODELS).split(",")
         ]
@@ -285,6 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             known = find_evidence(problem, runner.machine.environment.gpu, given.evidence)
             bench = Bench(runner, problem, checkpoint, only, known[1] if known else (), each=given.each)
             here = [c for c in counts if not given.replay or runner.recorded(problem, c)]
+            on_record += len(here)
             if len(here) < len(counts):
                 left = ", ".join(str(c) for c in counts if c not in here)
                 print(f"{model}: not on record at {left} tokens", file=sys.stderr)
@@ -292,6 +296,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             models[model] = {"problem": str(problem), "rows": rows}
             for bench.routing in routings:
                 rows += run_model(bench, here, start + given.seconds)
+        if not on_record:
+            raise AutotuneError(
+                "Nothing that was asked for is on record.",
+                "Leave --tokens out to see what is, or measure on a GPU without --replay.",
+            )
     except AutotuneError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

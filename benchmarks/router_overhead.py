@@ -15,6 +15,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -121,6 +122,17 @@ def measure(blocks: int, calls: int) -> dict[str, Any]:
     return found
 
 
+def positive(text: str) -> int:
+    """A count from 1 on.
+
+    Raises:
+        ArgumentTypeError: for anything else.
+    """
+    if not re.fullmatch("[0-9]{1,9}", text.strip(), re.ASCII) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -128,8 +140,8 @@ def main() -> int:
     parser.add_argument(
         "versions", nargs="*", default=["0.25.1"], help="vLLM versions whose source was fetched"
     )
-    parser.add_argument("--blocks", type=int, default=301)
-    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--blocks", type=positive, default=301, help="pairs of timings")
+    parser.add_argument("--calls", type=positive, default=200, help="calls of a timing")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.vocabulary.text import counted
+from autotune.vocabulary.text import counted, printable
 
 if TYPE_CHECKING:
     from autotune.measure.jit_audit import Audit
@@ -139,6 +139,8 @@ def before_and_after(audits: list[Audit]) -> list[str]:
 
 
 def _one(name: str, problem: Any, counts: list[int] | None, run: bool, device: str, console: Any) -> Audit:
+    from rich.markup import escape
+
     from autotune.measure.jit_audit import DEFAULT_TOKENS, audit
     from autotune.measure.jit_targets import most_tokens, target_call
     from autotune.vocabulary.errors import UsageError
@@ -150,16 +152,23 @@ def _one(name: str, problem: Any, counts: list[int] | None, run: bool, device: s
             f"{name} takes at most {most} tokens of {problem}.", "Give --tokens counts up to that, too."
         )
     with (
-        console.status(f"{name}: {problem}") as status,
+        console.status(f"{escape(name)}: {problem}") as status,
         target_call(name, problem, run, device) as call,
     ):
-        return audit(
+        found = audit(
             name,
             call,
             tokens,
             measured=run,
-            tell=lambda count: status.update(f"{name}: {counted(count, 'token')}"),
+            tell=lambda count: status.update(f"{escape(name)}: {counted(count, 'token')}"),
         )
+    if not found.variants:
+        # Nothing to recompile would be the wrong thing to read from an empty table.
+        raise UsageError(
+            f"{printable(name)} launched no Triton kernel at {counted(len(tokens), 'token count')}.",
+            "Name a function that launches a @triton.jit kernel: def launch(tokens): kernel[grid](...).",
+        )
+    return found
 
 
 def _show(out: Any, found: Audit) -> None:

@@ -10,6 +10,16 @@ import typer
 if TYPE_CHECKING:
     from autotune.vllm_plugin.doctor import Report
 
+MOE_BACKENDS = (
+    "auto", "triton", "batched_triton", "triton_unfused", "deep_gemm", "deep_gemm_mega_moe", "cutlass",
+    "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_cutedsl", "flashinfer_b12x",
+    "flashinfer_moe_ep_cutedsl", "flashinfer_moe_ep_mega_cutedsl", "flashinfer_moe_ep_mega_deep_gemm",
+    "b12x", "marlin", "humming", "aiter", "aiter_mega_moe", "aiter_triton_mxfp4_bf16",
+    "aiter_triton_mxfp4_mxfp4", "flydsl", "hpc", "rdna3", "emulation",
+)  # fmt: skip
+"""What `--moe-backend` takes in any of vLLM 0.25.1, 0.26.0, 0.28.0, 0.30.0 and 0.33.0: `MoEBackend` in
+vllm/config/kernel.py."""
+
 vllm_app = typer.Typer(no_args_is_help=True, help="Look at vLLM as the plugin sees it.")
 
 
@@ -48,11 +58,15 @@ def doctor(
     from autotune.cli.publishing_lookup import refuse_split
     from autotune.vllm_plugin.doctor import Serving, examine, unsettled
     from autotune.vllm_plugin.environment import installed
-    from autotune.vocabulary.errors import UsageError
+    from autotune.vocabulary.errors import UnknownNameError, UsageError
     from autotune.vocabulary.settings import Settings
 
     refuse_split(model, tp, ep)
-    serving = Serving(moe_backend, lora, dp)
+    # As vLLM reads it (KernelConfig._normalize_moe_backend).
+    backend = moe_backend.lower().replace("-", "_")
+    if backend not in MOE_BACKENDS:
+        raise UnknownNameError("MoE backend of vLLM", moe_backend, MOE_BACKENDS)
+    serving = Serving(backend, lora, dp)
     if model is None and serving != Serving():
         raise UsageError(
             "--moe-backend, --lora and --dp go with --model.", "Name the model that is served so."

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +16,13 @@ from typing import Any
 from autotune.client.addresses import shown
 from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.files import MAX_BYTES, read_text, reason
+from autotune.vocabulary.text import printable
 
 FORMAT = 1
 _TAG = re.compile(r'(W/)?"[\x21\x23-\x7e]{1,500}"')
+_TEMPORARY = re.compile(r"\..+-[0-9a-f]{16}", re.DOTALL)
+_STALE_S = 3600.0
+"""Seconds after which a temporary file is one that a killed process left: writing takes no minute."""
 _MOST_BYTES = 4 * MAX_BYTES
 """Of an answer's file, in which JSON escapes may stand for what the service sent as UTF-8."""
 
@@ -80,7 +85,7 @@ class LastKnownGood:
                 None,
                 f"the stored tables {self.path} are ignored: the digest does not match their content",
             )
-        return Kept(body, _usable(stored.get("etag"), body), str(stored.get("saved_at"))), ""
+        return Kept(body, _usable(stored.get("etag"), body), printable(str(stored.get("saved_at")), 40)), ""
 
     def write(self, body: dict[str, Any], etag: str | None) -> str:
         """Store an answer; returns why that failed, or an empty string."""
@@ -110,8 +115,11 @@ def _usable(etag: object, body: dict[str, Any]) -> str | None:
 def write_atomically(path: Path, content: str | bytes, *, private: bool = True) -> str | None:
     """Replace a file so that a reader sees the old or the new content, never a part, even after a crash.
 
+    What killed processes left behind of earlier writes goes, after an hour.
+
     Args:
-        private: for this user only; False follows the umask, as any file that a program writes for people.
+        private: for this user only, in a folder of this project's own; False follows the umask, as any file
+            that a program writes for people.
 
     Returns:
         Why it failed (read-only, full disk), or None.
@@ -127,7 +135,10 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = True) 
         if not private:
             path = Path(os.path.realpath(path))  # a link stays a link
         path.parent.mkdir(parents=True, exist_ok=True)
-        unused = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
+        start = f".{path.name[:100]}-"
+        # In people's folders only what has this very file's name: another may be theirs.
+        _remove_stale(path.parent, None if private else start)
+        unused = path.with_name(start + secrets.token_hex(8))
         handle = os.open(unused, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         temporary = unused
         with os.fdopen(handle, "wb") as file:
@@ -143,3 +154,19 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = True) 
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def _remove_stale(folder: Path, start: str | None) -> None:
+    """Delete old temporary files, or those whose names begin so. One that cannot be deleted stays."""
+    before = time.time() - _STALE_S
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            # By its name first: a folder may hold many files.
+            if not _TEMPORARY.fullmatch(entry.name) or start not in (None, entry.name[:-16]):
+                continue
+            with contextlib.suppress(OSError):
+                if (
+                    entry.is_file(follow_symlinks=False)
+                    and entry.stat(follow_symlinks=False).st_mtime < before
+                ):
+                    os.unlink(entry.path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from autotune.client.addresses import shown
@@ -18,6 +20,7 @@ from autotune.vocabulary.errors import TableError
 from autotune.vocabulary.files import MAX_BYTES, read_text
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import Miss, PublishedTable
+from autotune.vocabulary.text import printable
 from autotune.vocabulary.wire import decode_tables, encode_tables
 
 PATH_VARIABLE = "AUTOTUNE_SNAPSHOT"
@@ -25,6 +28,10 @@ DATA_VARIABLE = "AUTOTUNE_SNAPSHOT_DATA"
 DIGEST_VARIABLE = "AUTOTUNE_SNAPSHOT_DIGEST"
 DATA_LIMIT = 96 * 1024
 """Longest value, bytes: Linux starts no process with one of 128 KiB or more (MAX_ARG_STRLEN)."""
+INHERITED = ", taken over from a parent process"
+"""After the source's name, where the tables were not read from it."""
+_LONGEST = 5000
+"""Characters of a reason: a path of 4096 fits."""
 _BODY_LIMIT = MAX_BYTES
 """Bytes that a value may unpack to, as for an answer of the service."""
 
@@ -38,12 +45,18 @@ class Snapshot:
         source: where they came from, for a person.
         reasons: what went wrong or was left out, in sentences; empty if all went well.
         miss: why there is nothing at all, if that is a failure rather than an answer.
+
+    Source and reasons are made printable: they quote files, paths and what services answer, and go to logs.
     """
 
     tables: tuple[PublishedTable, ...] = ()
     source: str = ""
     reasons: tuple[str, ...] = ()
     miss: Miss | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", printable(self.source, _LONGEST))
+        object.__setattr__(self, "reasons", tuple(printable(reason, _LONGEST) for reason in self.reasons))
 
     @cached_property
     def digest(self) -> str:
@@ -67,13 +80,19 @@ class Snapshot:
 def hand_over(snapshot: Snapshot, settings: Settings, env: MutableMapping[str, str]) -> str | None:
     """Name the snapshot, with its digest, in `env` for child processes.
 
+    One that was itself taken over stays as its parent named it.
+
     It goes there as the path of a file, and by value where that is short enough: a Ray worker on another
     host has the environment but not the file.
 
     Returns:
         Why neither was possible, or None. Children then resolve by themselves.
     """
-    body = {**encode_tables(snapshot.tables), "source": snapshot.source, "asked": _asked(settings)}
+    inherited = snapshot.source.endswith(INHERITED)
+    if inherited and env.get(DIGEST_VARIABLE) == snapshot.digest:
+        return None
+    source = snapshot.source.removesuffix(INHERITED)
+    body = {**encode_tables(snapshot.tables), "source": source, "asked": _asked(settings)}
     text = json.dumps(body)
     path, problem = _written(settings.cache / "snapshots" / f"{snapshot.digest[:32]}.json", text)
     data = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
@@ -85,20 +104,22 @@ def hand_over(snapshot: Snapshot, settings: Settings, env: MutableMapping[str, s
         env.pop(name, None)
     env.update({name: value for name, value in given.items() if value})
     if not any(given.values()):
-        return problem
+        return printable(problem, _LONGEST)
     env[DIGEST_VARIABLE] = snapshot.digest
     return None
 
 
 def _written(path: Path, text: str) -> tuple[Path | None, str]:
-    """Where the text lies: at `path`, else in a temporary folder, else nowhere and the reason."""
+    """Where the text lies: at `path`, else in a folder that goes with this process, else nowhere and why."""
     problem = write_atomically(path, text)
     if not problem:
         return path, ""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="moe-autotune-"))
+        folder = Path(tempfile.mkdtemp(prefix="moe-autotune-snapshot-"))
     except OSError as error:
         return None, f"{problem}; {error}"
+    # Not in a fork of this process; below 0 means after its children have ended.
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=-1)
     elsewhere = write_atomically(folder / "snapshot.json", text)
     return (None, f"{problem}; {elsewhere}") if elsewhere else (folder / "snapshot.json", "")
 
@@ -136,7 +157,7 @@ def _read(name: str, read: Callable[[], str], digest: str, settings: Settings) -
         return None, f"the parent's snapshot {name} is not the one announced ({digest[:12]})"
     if body.get("asked") != _asked(settings):
         return None, f"the snapshot {name} was resolved for other settings"
-    return Snapshot(tables=tables, source=str(body.get("source", name))), ""
+    return Snapshot(tables=tables, source=f"{body.get('source', name)}{INHERITED}"), ""
 
 
 def _unpacked(data: str) -> str:

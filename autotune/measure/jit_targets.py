@@ -15,6 +15,7 @@ from autotune.vocabulary.candidate import Candidate, FusedDecodeCandidate, Fused
 from autotune.vocabulary.environment import Environment
 from autotune.vocabulary.errors import MissingDependencyError, UnknownNameError, UsageError
 from autotune.vocabulary.problem import Problem
+from autotune.vocabulary.text import printable
 
 TARGETS = ("fused_triton", "fused_decode", "rope_fp8", "rope_fp8_naive", "vllm", "vllm_unspecialized")
 Call = Callable[[int], object]
@@ -44,25 +45,47 @@ def target_call(target: str, problem: Problem, measured: bool, gpu: str) -> Iter
         gpu: whose tuned tiles vLLM is asked for where there is no GPU.
 
     Raises:
-        UnknownNameError, UsageError: for a target that does not exist or cannot run this problem.
+        UnknownNameError, UsageError: for a target that does not exist, cannot run this problem, or fails in a
+            call.
         MissingDependencyError: if vLLM is not installed.
     """
     if target in ("fused_triton", "fused_decode"):
-        yield _own(target, problem, measured)
+        _require(target, target, problem)
+        with _told_if_too_large(target, problem):
+            yield _own(target, problem, measured)
     elif target in ("rope_fp8", "rope_fp8_naive"):
         yield _rope(target == "rope_fp8_naive", measured)
     elif target in ("vllm", "vllm_unspecialized"):
-        with _vllm(target, problem, measured, gpu) as call:
+        _require(target, "triton", problem)
+        with _told_if_too_large(target, problem), _vllm(target, problem, measured, gpu) as call:
             yield call
     else:
         yield _named(target)
 
 
-def _own(name: str, problem: Problem, measured: bool) -> Call:
-    somewhere = Environment(gpu="NVIDIA_H200", capability="9.0", triton="any")
-    support = backend_spec(name).supports(problem, somewhere)
+def _require(target: str, backend: str, problem: Problem) -> None:
+    somewhere = Environment(gpu="NVIDIA_H200", capability="9.0", triton="any", vllm="any")
+    support = backend_spec(backend).supports(problem, somewhere)
     if not support.ok:
-        raise UsageError(f"{name} does not take {problem}: {support.reason}.", "Choose another problem.")
+        raise UsageError(f"{target} does not take {problem}: {support.reason}.", "Choose another problem.")
+
+
+@contextmanager
+def _told_if_too_large(target: str, problem: Problem) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # What torch says of a size that no machine has, of one that this has not, and of a GPU's memory.
+        words = ("can't allocate memory", "not enough memory", "calculation overflowed", "out of memory")
+        if not isinstance(error, MemoryError) and not any(each in str(error) for each in words):
+            raise
+        raise UsageError(
+            f"{target}: this machine has no memory for tensors of {problem}.",
+            "Choose a smaller problem, or smaller --tokens.",
+        ) from error
+
+
+def _own(name: str, problem: Problem, measured: bool) -> Call:
     from autotune.kernels.backends.fused import unfilled
     from autotune.kernels.backends.registry import get_backend
     from autotune.kernels.weights import make_inputs, make_weights
@@ -110,7 +133,7 @@ def import_fused_moe(on_gpu: bool) -> Any:
     except (Exception, SystemExit) as error:
         # Its modules ask their binaries while they are imported, and raise whatever these do.
         raise MissingDependencyError(
-            f"vLLM cannot be imported here: {error or type(error).__name__}.",
+            f"vLLM cannot be imported here: {printable(str(error)) or type(error).__name__}.",
             "Run this in vLLM's own environment; in a clone in which `make test` has run, with "
             "PYTHONPATH=.cache/vllm/0.25.1:.cache/vllm/deps-cp311 in front (for Python 3.11).",
         ) from error
@@ -172,36 +195,60 @@ def _pretend(gpu: str) -> Callable[[], None]:
 
 def _named(target: str) -> Call:
     module_name, colon, name = target.partition(":")
-    if not colon or not name:
+    if not colon or not module_name or not name:
         raise UnknownNameError(
             "audit target", target, TARGETS, "Or name a function of the token count as module:function."
         )
+    shown = printable(target)
+    if module_name.startswith("."):
+        raise UsageError(
+            f"{shown} is relative, and there is no package to start from.", "Name the module in full."
+        )
     try:
         call = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"{target} cannot be imported: {error}.", "Check the name and PYTHONPATH."
-        ) from error
+    except (Exception, SystemExit) as error:
+        # Whatever the module's own code raises.
+        raise UsageError(f"{shown} cannot be imported: {_why(error)}.", "Check it and PYTHONPATH.") from error
     hint = (
         "It is called with each token count as its only argument. For a kernel name a function that "
         "launches it: def launch(tokens): kernel[grid](...)."
     )
     if not callable(call):
-        raise UsageError(f"{target} is no function.", hint)
+        raise UsageError(f"{shown} is no function.", hint)
+    if any(kind(call) for kind in _LAZY):
+        raise UsageError(
+            f"{shown} is async or a generator: a call of it runs nothing.",
+            "Name a plain function that does the launches.",
+        )
     # Built-in functions need not have a signature.
     with contextlib.suppress(ValueError):
         signature = inspect.signature(call)
         try:
             signature.bind(1)
         except TypeError as error:
-            raise UsageError(f"{target} does not take a token count alone: {error}.", hint) from error
+            raise UsageError(f"{shown} does not take a token count alone: {error}.", hint) from error
 
     def named(tokens: int) -> object:
         try:
             return call(tokens)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(
-                f"{target} failed with {tokens} as its token count: {type(error).__name__}: {error}.", hint
+                f"{shown} failed with {tokens} as its token count: {_why(error)}.",
+                _NEEDS_GPU if "active drivers" in str(error) else hint,
             ) from error
 
     return named
+
+
+_LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_NEEDS_GPU = (
+    "Triton looks for a GPU there, as @triton.autotune does to time its configurations. Use --run on a "
+    "machine with a GPU, or name a function that launches the kernel below it with one of them: "
+    "kernel.fn[grid](..., BLOCK=64)."
+)
+
+
+def _why(error: BaseException) -> str:
+    """An exception of foreign code on one line, without a full stop."""
+    text = " ".join(printable(str(error)).split()).rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -22,7 +22,7 @@ def content_digest(value: Any) -> str:
 
 
 def is_intact(value: Any, digest: object) -> bool:
-    """Whether plain data is what the digest names. If so and it cannot be read, a later release made it."""
+    """Whether plain data is what the digest names: if it cannot be read, it was so when it was written."""
     try:
         return content_digest(value) == digest
     except (ValueError, OverflowError, TypeError, RecursionError):

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from autotune.vocabulary.candidate import BackendName, Candidate
 from autotune.vocabulary.canonical import content_digest, is_intact, significant
@@ -20,6 +21,11 @@ from autotune.vocabulary.traffic import TrafficProfile
 
 TABLE_SCHEMA = 1
 """Raised when the meaning of a table's fields changes; a reader refuses a schema it does not know."""
+
+
+_OF_A_LATER_RELEASE = frozenset({"extra_forbidden", "union_tag_invalid", "enum", "literal_error"})
+"""pydantic's errors for a field or a name (a backend, a scheme) that this release does not have. Values that
+break a rule, such as 0 experts, would break it in any release."""
 
 
 class Verdict(StrEnum):
@@ -55,6 +61,10 @@ class Kept(StrEnum):
     """No call of that size has come before, so the winner has not been probed."""
     NOT_ROUTED = "not_routed"
     """The layer's calls cannot be routed, as the log says."""
+
+
+def _said(fault: ErrorDetails) -> str:
+    return f"{'.'.join(map(str, fault['loc'])) or 'the table'}: {fault['msg']}"
 
 
 class _Frozen(BaseModel):
@@ -195,15 +205,15 @@ class RoutingTable(_Frozen):
         try:
             table = cls.model_validate(fields)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the table"
-            if is_intact(fields, stated):
+            faults = error.errors(include_url=False)
+            unknown = [fault for fault in faults if fault["type"] in _OF_A_LATER_RELEASE]
+            if unknown and is_intact(fields, stated):
                 raise TableError(
-                    printable(f"The routing table is of a later release, at {where}: {first['msg']}."),
+                    printable(f"The routing table is of a later release, at {_said(unknown[0])}."),
                     "Upgrade moe-autotune, or export the table again with this release.",
                 ) from error
             raise TableError(
-                printable(f"The routing table is malformed at {where}: {first['msg']}."),
+                printable(f"The routing table is malformed at {_said(faults[0])}."),
                 "Export it again with `autotune table export`.",
             ) from error
         try:

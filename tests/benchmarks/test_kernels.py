@@ -139,6 +139,38 @@ def test_no_time_means_no_row_and_no_evidence_is_said(
     assert "Measure it on a GPU" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [["--model", MODEL], []])
+def test_what_is_not_on_record_is_no_success(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    assert program.main(["--replay", "--tokens", "7", "--out", str(tmp_path), *more]) == 1
+    said = capsys.readouterr().err
+    assert f"{MODEL}: not on record at 7 tokens\n" in said
+    assert "Nothing that was asked for is on record. Leave --tokens out to see what is" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1"])
+def test_a_time_that_is_none_is_refused(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    asked = ["--replay", "--model", MODEL, "--tokens", "8", f"--seconds={seconds}", "--out", str(tmp_path)]
+    assert program.main(asked) == 2
+    assert f"--seconds {seconds} is no time. Give 0 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--blocks", "--calls"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", ""])
+def test_no_timing_of_the_router_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["router_overhead.py", f"{option}={value}"])
+    with pytest.raises(SystemExit) as caught:
+        load("router_overhead").main()
+    assert caught.value.code == 2
+    assert f"argument {option}: {value!r} is no number from 1 on" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 @pytest.mark.slow
 def test_programs_without_a_replay_do_not_advise_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from autotune.cli import vllm_tools
-from autotune.vocabulary.errors import UsageError
+from autotune.vocabulary.errors import UnknownNameError, UsageError
 from tests.factories import make_table
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,38 @@ def test_a_backend_that_the_user_set_stays() -> None:
     assert (found["answer"], found["static"], found["routing"]) == ("route", None, None)
     assert found["static_detail"] == "moe_backend is triton, as set: vLLM's own order stays"
     assert found["tiles"] == "1..64"
+
+
+@pytest.mark.parametrize("written", ["Triton", "triton-unfused", "FLASHINFER-CUTLASS"])
+def test_a_backend_is_named_as_vllm_takes_it(written: str) -> None:
+    found = json.loads(run("--json", "--model", "qwen-moe-fp8", "--moe-backend", written).stdout)["model"]
+    name = written.lower().replace("-", "_")
+    assert found["static_detail"] == f"moe_backend is {name}, as set: vLLM's own order stays"
+
+
+def test_auto_is_no_choice_however_it_is_written() -> None:
+    model = ("--json", "--model", "qwen-moe-fp8")
+    assert run(*model, "--moe-backend", "AUTO").stdout == run(*model).stdout
+
+
+@pytest.mark.parametrize("options", [["--model", "qwen-moe-fp8"], []])
+def test_a_backend_that_no_vllm_has_is_refused(options: list[str]) -> None:
+    error = run(*options, "--moe-backend", "tritan").exception
+    assert isinstance(error, UnknownNameError)
+    assert error.message == "Unknown MoE backend of vLLM 'tritan'."
+    assert error.hint.startswith("Did you mean 'triton'? Known: auto, triton, ")
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.26.0", "0.28.0", "0.30.0", "0.33.0"])
+def test_every_backend_of_every_vllm_is_known(version: str) -> None:
+    source = ROOT / ".cache" / "vllm" / version / "vllm" / "config" / "kernel.py"
+    if not source.is_file():
+        pytest.skip(f"the source of vLLM {version} was not fetched")
+    listed = re.search(r"^MoEBackend = Literal\[(.*?)\]", source.read_text(), re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    names = set(re.findall(r'"(\w+)"', listed[1]))
+    assert len(names) > 10
+    assert names <= set(vllm_tools.MOE_BACKENDS)
 
 
 def test_bad_usage_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

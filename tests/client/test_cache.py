@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -115,3 +119,38 @@ def test_a_full_disk_leaves_the_old_content(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file.json"]
+
+
+def left_by_a_killed_process(path: Path, private: bool) -> Path:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from autotune.client import cache\n"
+        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "cache.write_atomically(Path(sys.argv[1]), 'x', private=sys.argv[2] == 'True')"
+    )
+    before = set(path.parent.iterdir())
+    done = subprocess.run([sys.executable, "-c", code, str(path), str(private)])
+    assert done.returncode == -signal.SIGKILL
+    (left,) = set(path.parent.iterdir()) - before
+    return left
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_what_a_killed_process_left_goes_after_an_hour(tmp_path: Path, private: bool) -> None:
+    path, other = tmp_path / "file.json", tmp_path / "other.json"
+    old, fresh, others = (left_by_a_killed_process(each, private) for each in (path, path, other))
+    (tmp_path / ".notes-0123").write_text("no temporary file")
+    (tmp_path / f".folder-{'0' * 16}").mkdir()
+    (tmp_path / f".link-{'0' * 16}").symlink_to(tmp_path / ".notes-0123")
+    ago = time.time() - 3700
+    for each in tmp_path.iterdir():
+        if each != fresh:
+            os.utime(each, (ago, ago))
+    assert write_atomically(path, "new", private=private) is None
+    expected = {
+        path,
+        fresh,
+        *(tmp_path / name for name in (".notes-0123", f".folder-{'0' * 16}", f".link-{'0' * 16}")),
+    }
+    # In people's folders a file of another name may be theirs.
+    assert set(tmp_path.iterdir()) == (expected if private else {*expected, others})
+    assert not old.exists()

@@ -60,8 +60,61 @@ def test_another_place_when_the_cache_cannot_be_written(tmp_path: Path) -> None:
     assert reason == ""
     assert found is not None
     assert len(found.tables) == 1
-    Path(env[PATH_VARIABLE]).unlink()
-    Path(env[PATH_VARIABLE]).parent.rmdir()
+
+
+RANK = """
+import os, subprocess, sys
+from tempfile import gettempdir
+from autotune.client import RoutingClient
+from autotune.client.snapshot import hand_over
+client = RoutingClient()
+assert hand_over(client.snapshot, client.settings, os.environ) is None
+if os.fork() == 0:
+    sys.exit(0)  # a fork ends as a process does, and takes nothing with it
+os.wait()
+depth = int(sys.argv[2])
+if depth:
+    subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[1], str(depth - 1)], check=True)
+print(client.snapshot.source, os.path.isfile(os.environ["AUTOTUNE_SNAPSHOT"]), os.listdir(gettempdir()))
+"""
+
+
+def test_only_who_made_a_folder_for_it_removes_it(tmp_path: Path) -> None:
+    """Three processes, each started by the one before, where the cache cannot be written."""
+    (tmp_path / "cache").write_text("not a folder")
+    (tmp_path / "tmp").mkdir()
+    table = tmp_path / "t.json"
+    table.write_text(json.dumps(make_table().to_json_data()))
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, RANK, "2"], capture_output=True, text=True, check=True,
+        env={
+            **os.environ, "AUTOTUNE_TABLE": str(table), "AUTOTUNE_CACHE": str(tmp_path / "cache"),
+            "TMPDIR": str(tmp_path / "tmp"),
+        },
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    (folder,) = {line.partition(" True ")[2] for line in lines}
+    assert folder.startswith("['moe-autotune-snapshot-")
+    assert "," not in folder
+    inherited = f"{table}, taken over from a parent process"
+    assert [line.partition(" True ")[0] for line in lines] == [inherited, inherited, str(table)]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_what_was_taken_over_is_handed_on_as_it_came(tmp_path: Path) -> None:
+    settings, env = _handed(tmp_path)
+    found, _ = take_over(settings, env)
+    assert found is not None
+    assert found.source == f"{settings.table}, taken over from a parent process"
+    before = dict(env)
+    (tmp_path / "cache").rename(tmp_path / "gone")
+    assert hand_over(found, settings, env) is None
+    assert env == before
+    assert not (tmp_path / "cache").exists()
+    # Where something else was announced since, it is written again; who takes that says it once.
+    env[DIGEST_VARIABLE] = "0" * 64
+    assert hand_over(found, settings, env) is None
+    assert take_over(settings, env)[0] == found
 
 
 def _handed(tmp_path: Path) -> tuple[Settings, dict[str, str]]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import socket
+import subprocess
+import sys
 import time
+import zlib
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -380,6 +385,125 @@ def test_a_body_without_end_is_cut_off(tmp_path: Path) -> None:
     assert "exceeds 32 MiB" in found.reasons[0]
 
 
+def deflate(data: bytes, window: int = zlib.MAX_WBITS) -> bytes:
+    packing = zlib.compressobj(9, zlib.DEFLATED, window)
+    return packing.compress(data) + packing.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("GZIP, identity", gzip.compress),
+        ("x-gzip", gzip.compress),
+        ("deflate", deflate),
+        ("deflate", lambda data: deflate(data, -zlib.MAX_WBITS)),
+        ("identity", bytes),
+    ],
+)
+def test_an_answer_may_be_packed_once(tmp_path: Path, encoding: str, pack: Callable[[bytes], bytes]) -> None:
+    script = Script()
+    script.says(body(), content_encoding=encoding)
+    script.body = pack(script.body)
+    with http_service(script) as url:
+        found = resolve(settings(tmp_path, url=url), GPU, {})
+    assert (found.reasons, [t.revision for t in found.tables]) == ((), [3])
+    assert script.requests[0][1]["accept-encoding"] == "gzip, deflate"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "spoil", "said"),
+    [
+        (
+            "gzip, gzip",
+            lambda data: gzip.compress(gzip.compress(data)),
+            "is packed as 'gzip, gzip'; only one",
+        ),
+        ("br", bytes, "is packed as 'br'; only one"),
+        ("gzip", bytes, "is no gzip: Error -3"),
+        ("deflate", bytes, "is no deflate: Error -3"),
+        ("gzip", lambda data: gzip.compress(data)[:-9], "was cut off"),
+    ],
+)
+def test_an_answer_that_is_packed_otherwise_is_refused(
+    tmp_path: Path, encoding: str, spoil: Callable[[bytes], bytes], said: str
+) -> None:
+    script = Script()
+    script.says(body(), content_encoding=encoding)
+    script.body = spoil(script.body)
+    with http_service(script) as url:
+        found = resolve(settings(tmp_path, url=url), GPU, {})
+    assert (found.tables, found.miss) == ((), Miss.UNREACHABLE)
+    assert f"gave no usable answer: the answer {said}" in found.reasons[0]
+
+
+def test_a_refusal_stays_final_however_its_page_is_packed(tmp_path: Path) -> None:
+    script = Script()
+    script.says(body())
+    with http_service(script) as url:
+        here = settings(tmp_path, url=url)
+        resolve(here, GPU, {})
+        script.status, script.body, script.headers = 404, b"\x1b\x00", {"content-encoding": "br"}
+        found = resolve(here, GPU, {})
+    assert (found.tables, found.miss) == ((), Miss.UNREACHABLE)
+    assert "was reached, but answered HTTP 404: no text" in found.reasons[0]
+
+
+@pytest.mark.parametrize(("answer", "layers"), [("200 OK", 1), ("200 OK", 2), ("302 Found", 1)])
+def test_a_packed_answer_takes_no_more_memory_than_it_may_have(answer: str, layers: int) -> None:
+    """In a process of its own, whose peak is its alone. A redirect's body counts too."""
+    data = gzip.compress(bytes(1 << 28))
+    for _ in range(layers - 1):
+        data = gzip.compress(data)
+    head = f"HTTP/1.1 {answer}\r\nlocation: /\r\ncontent-encoding: {', '.join(['gzip'] * layers)}\r\n"
+
+    def behave(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+
+    code = (
+        "import httpx, resource, sys; from autotune.client.fetch import UnreachableError, get\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "httpx.Client().close(); before = peak()\n"
+        "try: get(sys.argv[1], {}, {}, 60)\n"
+        "except UnreachableError as error: print(peak() - before, error)"
+    )
+    with raw_server(behave) as url:
+        done = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, check=True)
+    mib, _, said = done.stdout.partition(" ")
+    assert int(mib) < 100
+    if answer.startswith("302"):
+        assert "redirects more than 20 times" in said
+    else:
+        assert said.strip() == "the answer " + (
+            "exceeds 32 MiB"
+            if layers == 1
+            else "is packed as 'gzip, gzip'; only one layer of gzip or deflate is unpacked"
+        )
+
+
+def test_a_redirect_is_followed_and_gets_no_password_of_another_host(tmp_path: Path) -> None:
+    there, here = Script(), Script()
+    there.says(body())
+    with http_service(there) as target, http_service(here) as url:
+        here.status, here.headers = 307, {"location": f"{target}/moved"}
+        found = resolve(settings(tmp_path, url=url.replace("//", f"//me:{SECRET}@")), GPU, {})
+    assert [t.revision for t in found.tables] == [3]
+    assert "authorization" in here.requests[0][1]
+    ((path, sent),) = there.requests
+    assert path == "/moved"
+    assert "authorization" not in sent
+
+
+def test_certificates_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = tmp_path / "absent.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(absent))
+    found = resolve(settings(tmp_path, url="https://127.0.0.1:1"), GPU, {})
+    assert found.miss is Miss.UNREACHABLE
+    assert f"SSL_CERT_FILE={absent} cannot be used: " in found.reasons[0]
+    assert found.reasons[0].endswith("No such file or directory")
+
+
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:1", "nonsense", "http://[", "ftp://x", "http://no-such-host.invalid"]
 )
@@ -403,3 +527,33 @@ def test_the_starter_tables_serve_only_without_a_source(tmp_path: Path) -> None:
     assert resolve(settings(tmp_path), GPU, {}).source == "starter"
     with raw_server(silent) as url:
         assert resolve(settings(tmp_path, url=url, timeout_s=0.2), GPU, {}).tables == ()
+
+
+CONTROLS = "a\n\x1b[31m\r\x00\u202e\x85z"
+
+
+def test_no_control_character_reaches_a_log(tmp_path: Path) -> None:
+    script = Script(status=403, body=json.dumps({"detail": 1}).encode() + CONTROLS.encode())
+    with http_service(script) as url:
+        found = [resolve(settings(tmp_path, url=url), GPU, {})]
+        script.says(body())
+        resolve(settings(tmp_path, url=url), GPU, {})
+        (path,) = (tmp_path / "cache" / "tables").iterdir()
+        path.write_text(json.dumps({**json.loads(path.read_text()), "saved_at": CONTROLS}))
+        script.status, script.body = 500, CONTROLS.encode()
+        found.append(resolve(settings(tmp_path, url=url), GPU, {}))
+        script.says({**body(), "digest": CONTROLS})
+        found.append(resolve(settings(tmp_path, url=url), GPU, {}))
+    name = CONTROLS.replace("\x00", "")
+    folder = tmp_path / name
+    folder.mkdir()
+    write(folder / f"{name}.json", {name: name})
+    found += [
+        resolve(settings(tmp_path, table=path), GPU, {}) for path in (folder, tmp_path / f"absent{name}")
+    ]
+    env = {"AUTOTUNE_SNAPSHOT": str(folder / name), "AUTOTUNE_SNAPSHOT_DIGEST": "0" * 64}
+    found.append(resolve(settings(tmp_path), GPU, env))
+    assert len([each for each in found if each.reasons]) == len(found)
+    for each in found:
+        assert all(text.isprintable() for text in (each.source, *each.reasons, each.why)), each
+        assert "[31m" in f"{each.source}{each.reasons}", each

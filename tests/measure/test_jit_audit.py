@@ -186,3 +186,112 @@ def test_counts_that_no_launch_takes_are_refused() -> None:
     done = CliRunner().invoke(app, ["jit", "audit", "--tokens", "1000,2000", "fused_decode"])
     assert isinstance(done.exception, UsageError)
     assert "fused_decode takes at most 128 tokens of E=128" in str(done.exception)
+
+
+TARGET = """
+import torch, triton, triton.language as tl
+@triton.jit
+def kernel(p, n, BLOCK: tl.constexpr):
+    tl.store(p + tl.arange(0, BLOCK), n)
+@triton.autotune(configs=[triton.Config({'BLOCK': 32}), triton.Config({'BLOCK': 64})], key=['n'])
+@triton.jit
+def tuned(p, n, BLOCK: tl.constexpr):
+    tl.store(p + tl.arange(0, BLOCK), n)
+def launch(tokens): kernel[(1,)](torch.empty(64), tokens, 64)
+def launch_tuned(tokens): tuned[lambda meta: (1,)](torch.empty(64), tokens)
+def launch_one(tokens): tuned.fn[(1,)](torch.empty(64), tokens, BLOCK=64)
+def idle(tokens): pass
+def boom(tokens): raise ValueError("x\\x1b[31m\\n" + "y" * 20 + ".")
+def leaves(tokens): raise SystemExit(3)
+async def later(tokens): kernel[(1,)](torch.empty(64), tokens, 64)
+def lazy(tokens): yield kernel[(1,)](torch.empty(64), tokens, 64)
+"""
+MODULES = {
+    "audited": TARGET,
+    "raises_there": "raise RuntimeError('at\\x1b import')",
+    "leaves_there": "import sys; sys.exit(7)",
+    "no_python": "def f(:",
+    "no_text": "x=1\0",
+}
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def refused(*arguments: str) -> UsageError:
+    app = typer.Typer()
+    add_to(app)
+    done = CliRunner().invoke(app, ["jit", "audit", "--tokens", "1,2", *arguments])
+    assert isinstance(done.exception, UsageError), done.exception
+    assert done.exception.exit_code == 2
+    assert str(done.exception).isprintable()
+    assert done.exception.hint
+    return done.exception
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (":f", "Unknown audit target ':f'."),
+        ("audited:", "Unknown audit target 'audited:'."),
+        (".audited:launch", ".audited:launch is relative, and there is no package to start from."),
+        ("raises_there:f", "raises_there:f cannot be imported: RuntimeError: at import."),
+        ("leaves_there:f", "leaves_there:f cannot be imported: SystemExit: 7."),
+        (
+            "no_python:f",
+            "no_python:f cannot be imported: SyntaxError: invalid syntax (no_python.py, line 1).",
+        ),
+        (
+            "no_text:f",
+            "no_text:f cannot be imported: SyntaxError: source code string cannot contain null bytes.",
+        ),
+        ("absent_\x1b[31m:f", "absent_ [31m:f cannot be imported: ModuleNotFoundError: No module named"),
+        (
+            "audited:boom",
+            "audited:boom failed with 1 as its token count: ValueError: x [31m yyyyyyyyyyyyyyyyyyyy.",
+        ),
+        ("audited:leaves", "audited:leaves failed with 1 as its token count: SystemExit: 3."),
+        ("audited:idle", "audited:idle launched no Triton kernel at 2 token counts."),
+        ("audited:later", "audited:later is async or a generator: a call of it runs nothing."),
+        ("audited:lazy", "audited:lazy is async or a generator: a call of it runs nothing."),
+    ],
+)
+def test_a_function_that_cannot_be_audited_is_refused_in_words(modules: None, target: str, said: str) -> None:
+    assert refused(target).message.startswith(said)
+
+
+def test_a_function_of_the_users_is_audited(modules: None) -> None:
+    with target_call("audited:launch", problem_of(Scheme.BF16), False, "") as call:
+        assert [v.cause for v in audit("audited:launch", call, [1, 2]).variants] == ["first", "scalar"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the configurations are timed")
+def test_a_kernel_with_configurations_to_time_has_a_way_out(modules: None) -> None:
+    found = refused("audited:launch_tuned")
+    assert "0 active drivers ([]). There should only be one." in found.message
+    assert "@triton.autotune" in found.hint
+    assert "kernel.fn[grid](..., BLOCK=64)" in found.hint
+    with target_call("audited:launch_one", problem_of(Scheme.BF16), False, "") as call:
+        assert len(audit("audited:launch_one", call, [1]).variants) == 1
+
+
+@pytest.mark.parametrize("target", ["vllm", "vllm_unspecialized", "fused_triton", "fused_decode"])
+def test_a_problem_that_the_kernel_does_not_take_is_refused(target: str) -> None:
+    found = refused(target, "--shape", "E=8,N=100,K=130,topk=1,scheme=fp8_block128")
+    assert found.message == (
+        f"{target} does not take E=8,N=100,K=130,topk=1,scheme=fp8_block128: "
+        "block scales of 128 need N and K divisible by 128, not N=100, K=130."
+    )
+
+
+@pytest.mark.parametrize("target", ["fused_triton", "fused_decode"])
+def test_a_problem_that_no_machine_holds_is_refused(target: str) -> None:
+    shape = "E=4096,N=1048576,K=1048576,topk=1,scheme=bf16"
+    assert refused(target, "--shape", shape).message == (
+        f"{target}: this machine has no memory for tensors of {shape}."
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -186,6 +187,58 @@ def test_a_field_of_a_later_release_is_told_from_damage() -> None:
     with pytest.raises(TableError, match="malformed at") as caught:
         RoutingTable.from_json_data({**content, "digest": make_table().digest})
     assert "Export it again" in caught.value.hint
+
+
+def signed(change: Callable[[Any], object]) -> dict[str, Any]:
+    """A table that was changed before its digest was made."""
+    content = make_table().content()
+    change(content)
+    return {**content, "digest": content_digest(content)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t["problem"].update(E=0), "malformed at problem.E: Input should be greater than 0."),
+        (lambda t: t.update(routes=[]), "malformed at routes: Tuple should have at least 1 item"),
+        (
+            lambda t: t["routes"][0].update(first=9),
+            "malformed at routes.0: Value error, range 9..1 does not end",
+        ),
+        (lambda t: t["recording"].update(last="1970-01-01T00:00:00Z"), "the recording lies in the year 1970"),
+        (
+            lambda t: t["environment"].update(gpu="a\x1b[31m"),
+            "malformed at environment.gpu: Value error, unp",
+        ),
+        (lambda t: t.pop("problem"), "malformed at problem: Field required."),
+    ],
+)
+def test_a_fault_with_a_fitting_digest_is_not_called_a_later_release(
+    change: Callable[[Any], object], said: str
+) -> None:
+    with pytest.raises(TableError, match=re.escape(said)) as caught:
+        RoutingTable.from_json_data(signed(change))
+    assert "later release" not in str(caught.value)
+    assert "Export it again" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda t: t.update(twist=1), "twist"),
+        (lambda t: t["routes"][0]["winner"].update(backend="fused_quantum"), "routes.0.winner"),
+        (lambda t: t["problem"].update(scheme="fp2"), "problem.scheme"),
+        (lambda t: t.update(checkpoint="fp2"), "checkpoint"),
+        # What a later release adds may come with values that this one does not take.
+        (lambda t: (t.update(margin=2), t.update(twist=1)), "twist"),
+    ],
+)
+def test_a_name_that_this_release_does_not_have_is_of_a_later_one(
+    change: Callable[[Any], object], where: str
+) -> None:
+    with pytest.raises(TableError, match=f"of a later release, at {re.escape(where)}: ") as caught:
+        RoutingTable.from_json_data(signed(change))
+    assert "Upgrade moe-autotune" in caught.value.hint
 
 
 def test_the_static_choice_is_not_guessed_across_a_gap() -> None:

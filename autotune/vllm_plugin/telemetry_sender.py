@@ -155,7 +155,10 @@ class Sender:
         address = httpx.URL(f"{self.url.rstrip('/')}/telemetry")
         auth = (address.username, address.password) if address.userinfo and not self._token else None
         address = address.copy_with(userinfo=b"")
-        headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
+        # What is read of the answer goes into the log at most: as it comes, so that nothing is unpacked.
+        headers = {"accept-encoding": "identity"}
+        if self._token:
+            headers["authorization"] = f"Bearer {self._token}"
         deadline = time.monotonic() + self._timeout_s
         try:
             with (
@@ -163,7 +166,7 @@ class Sender:
                 client.stream("POST", address, json=body, headers=headers) as response,
             ):
                 status, text = response.status_code, b""
-                for chunk in response.iter_bytes():
+                for chunk in response.iter_raw():
                     text += chunk
                     if len(text) > 4096 or time.monotonic() > deadline:
                         break

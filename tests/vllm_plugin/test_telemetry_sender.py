@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import logging
 import os
 import socket
@@ -239,3 +240,26 @@ def test_what_it_needs() -> None:
     assert made is not None
     assert reason == ""
     made.close()
+
+
+def test_an_answer_is_told_as_it_came_in_one_line() -> None:
+    """Packed or with control characters: nothing is unpacked for a log line."""
+    packed = gzip.compress(b"x" * (1 << 20))
+
+    def answers(connection: socket.socket) -> None:
+        connection.recv(65536)
+        head = "HTTP/1.1 500 no\r\ncontent-encoding: gzip\r\nconnection: close\r\n\r\n"
+        connection.sendall(head.encode() + b"\x1b[31m\n" + packed)
+        connection.shutdown(socket.SHUT_WR)
+
+    with raw_server(answers) as url, warned() as lines:
+        to = sender(url, every_s=0.01)
+        to.add(str(PROBLEM), 16, WON, 7, 1)
+        deadline = time.monotonic() + 10
+        while not lines and time.monotonic() < deadline:
+            time.sleep(0.02)
+        to.close()
+    (said,) = lines
+    assert "HTTP 500: " in said
+    assert "xxxx" not in said
+    assert said.isprintable()

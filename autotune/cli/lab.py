@@ -171,7 +171,8 @@ def run(
             requests=requests, more=point or [], rounds=rounds, seed=seed, servers=servers, cache=cache,
             gpu_memory=gpu_memory, env=env or [], serve_args=serve_arg or [], table=read_table(file).digest,
         )  # fmt: skip
-    check_arms(made, read_table(file) if made.table and file else None)
+    read = read_table(file) if made.table and file else None
+    check_arms(made, read, own_model=model is not None)
     if show:
         typer.echo(made.model_dump_json(indent=1))
         return

@@ -14,9 +14,10 @@ from autotune.lab.arms import named_arms
 from autotune.lab.hosting import VLLM_SERVE, Host
 from autotune.lab.machine import gpu_memory_of, this_place
 from autotune.lab.metrics import steps
+from autotune.lab.outputs import Asked
 from autotune.lab.plan import Plan
 from autotune.lab.results import Folder
-from autotune.lab.running import Options, run_plan
+from autotune.lab.running import Options, greedy_outputs, run_plan
 from autotune.lab.tables import read_table
 from autotune.vocabulary.errors import AutotuneError, UsageError
 from autotune.vocabulary.problem import Scheme
@@ -87,13 +88,18 @@ def test_resident_servers_share_the_memory(tmp_path: Path) -> None:
 def test_an_arm_without_routes_is_refused_before_anything_starts(tmp_path: Path) -> None:
     table = starter_table("fp8_block128")
     arms = named_arms(["swap_ab"], Scheme.FP8_BLOCK128)
-    plan = stand_in_plan(arms=[arm.model_dump() for arm in arms], table=read_table(table).digest)
+    given = {"arms": [arm.model_dump() for arm in arms], "table": read_table(table).digest}
+    plan = stand_in_plan(**given, scheme="fp8_block128")
     with pytest.raises(UsageError, match="no winning route for the arm 'swap_ab'"):
         run_plan(plan, Folder(tmp_path), Options(table=table), print)
     with pytest.raises(UsageError, match="is not the plan's"):
         run_plan(plan, Folder(tmp_path), Options(table=TABLE), print)
     with pytest.raises(UsageError, match="--table"):
         run_plan(plan, Folder(tmp_path), Options(), print)
+    other = stand_in_plan(**given)
+    for do in (run_plan, lambda *words: greedy_outputs(*words[:3], Asked(), words[3])):
+        with pytest.raises(UsageError, match="vLLM would take nothing from it"):
+            do(other, Folder(tmp_path), Options(table=table), print)
     assert not (tmp_path / "logs").exists()
 
 

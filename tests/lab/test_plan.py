@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from autotune.lab.machine import Place
 from autotune.lab.plan import Plan, Point, Restriction
 from autotune.lab.report import METRICS, Outcome, compare, make_report
 from autotune.lab.results import Folder, Pair, Result
-from autotune.lab.running import missing
+from autotune.lab.running import check_arms, missing
 from autotune.lab.tables import read_table, restricted, vllm_swaps, write_table
 from autotune.vllm_plugin.tile_choice import covered
 from autotune.vocabulary.candidate import TritonCandidate
@@ -228,11 +230,6 @@ def test_what_is_no_plan_is_refused(given: dict[str, object], message: str) -> N
 
 def test_an_arm_without_a_winner_is_refused_before_its_plan_is_shown(tmp_path: Path) -> None:
     """Which one it is follows from the starter table, which a new recording may change."""
-    import subprocess
-    import sys
-
-    from autotune.lab.running import check_arms
-
     without = [
         name
         for name, arm in known_arms(Scheme.FP8_BLOCK128).items()
@@ -254,6 +251,46 @@ def test_an_arm_without_a_winner_is_refused_before_its_plan_is_shown(tmp_path: P
     assert again.stdout == shown.stdout
     with pytest.raises(UsageError, match="is not the plan's"):
         check_arms(Plan.model_validate_json(shown.stdout), TENSOR)
+
+
+def of_layer(table: RoutingTable, **changed: object) -> RoutingTable:
+    return table.model_copy(update={"problem": table.problem.model_copy(update=changed)})
+
+
+@pytest.mark.parametrize(
+    ("table", "serve_args"),
+    [
+        (BLOCK, []),
+        (of_layer(TENSOR, N=384), []),
+        (of_layer(TENSOR, K=4096), ["--tensor-parallel-size", "2"]),
+        (TENSOR.model_copy(update={"checkpoint": "compressed-tensors"}), []),
+    ],
+)
+def test_a_table_of_another_layer_is_refused_unless_another_model_is_served(
+    table: RoutingTable, serve_args: list[str]
+) -> None:
+    plan = plan_of(table=table.digest, serve_args=serve_args)
+    with pytest.raises(UsageError, match="vLLM would take nothing from it"):
+        check_arms(plan, table)
+    check_arms(plan, table, own_model=True)
+
+
+def test_a_table_of_a_part_of_the_layer_goes_with_servers_on_several_gpus() -> None:
+    half = of_layer(TENSOR, N=384)
+    for words in (["--tensor-parallel-size=2"], ["-tp", "2"]):
+        check_arms(plan_of(table=half.digest, serve_args=words), half)
+    some = of_layer(TENSOR, E=64, ep=2)
+    check_arms(plan_of(table=some.digest, serve_args=["--enable-expert-parallel"]), some)
+
+
+def test_a_plan_with_a_table_of_another_layer_is_not_shown(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autotune", "lab", "run", "--out", str(tmp_path / "x"), "--show"]
+    command += ["--scheme", "fp8_block128", "--table", str(starter_table("fp8_tensor"))]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "vLLM would take nothing from it" in refused.stderr
+    own = subprocess.run([*command, "--model-folder", "m"], capture_output=True, text=True, timeout=60)
+    assert own.returncode == 0, own.stderr
 
 
 def _has_winner(table: RoutingTable, to: Restriction | None) -> bool:

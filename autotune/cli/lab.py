@@ -66,7 +66,9 @@ def run(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="How often each pair is measured.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Of the prompts; each round draws its own.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of the prompts, 0 to 4294966; each round draws its own.")
+    ] = 1,
     servers: Annotated[
         str | None,
         typer.Option(

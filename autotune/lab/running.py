@@ -216,6 +216,11 @@ def missing(plan: Plan, folder: Folder, place: Place) -> list[Task]:
     return tasks
 
 
+def round_seed(plan: Plan, round_: int) -> int:
+    """The seed of a round's prompts, below 2**32: arms of one pair get the same, rounds get their own."""
+    return plan.seed * 1000 + round_
+
+
 class _Run:
     def __init__(
         self,
@@ -279,12 +284,9 @@ class _Run:
         done.touch()
 
     def _drive(self, hosted: Hosted, round_: int, point: Point) -> dict[str, float]:
-        # Arms of one pair get the same prompts, rounds get their own.
-        seed = self.plan.seed * 1000 + round_
+        seed = round_seed(self.plan, round_)
         ahead = 0 if self.plan.cache == "cold" else None
-        arguments = bench_arguments(
-            point, self.host.model, hosted.server.port, seed, ahead
-        )  # fmt: skip
+        arguments = bench_arguments(point, self.host.model, hosted.server.port, seed, ahead)
         return self.bench.measure(arguments, point, self.host.check, self.options.point_limit_s)
 
     def _one(self, hosted: Hosted, round_: int, point: Point, arm: Arm) -> Result:

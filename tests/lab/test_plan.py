@@ -16,10 +16,10 @@ from autotune.lab.client import bench_arguments
 from autotune.lab.cold import cold_over_again, cold_over_warm
 from autotune.lab.logs import compiles, kept_lines, memory
 from autotune.lab.machine import Place
-from autotune.lab.plan import Plan, Point, Restriction
+from autotune.lab.plan import MAX_ROUNDS, MAX_SEED, Plan, Point, Restriction
 from autotune.lab.report import METRICS, Outcome, compare, make_report
 from autotune.lab.results import Folder, Pair, Result
-from autotune.lab.running import check_arms, missing
+from autotune.lab.running import check_arms, missing, round_seed
 from autotune.lab.tables import read_table, restricted, vllm_swaps, write_table
 from autotune.vllm_plugin.tile_choice import covered
 from autotune.vocabulary.candidate import TritonCandidate
@@ -220,12 +220,28 @@ def test_the_options_make_a_plan() -> None:
         ({"rounds": 10**12}, "1000"),
         ({"env": ["=1"]}, "NAME=VALUE"),
         ({"env": ["all:A=\0"]}, "no environment variable"),
+        ({"env": ["A=\udcff"]}, r"'\\udcff' is no environment variable in UTF-8"),
+        ({"env": ["all:\udcff=1"]}, "no environment variable in UTF-8"),
         ({"serve_args": ["\0"]}, "NUL"),
+        ({"serve_args": ["-x\udcff"]}, "no UTF-8"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
+        ({"seed": MAX_SEED + 1}, "seed: Input should be less than or equal to 4294966"),
+        ({"requests": 10**20}, "requests: Input should be less"),
+        ({"prompts": "9" * 400}, "Input should be less"),
+        ({"output": 10**400}, "output: Input should be"),
     ],
 )
 def test_what_is_no_plan_is_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises((UsageError, ValidationError), match=message):
         plan_of(**given)
+
+
+def test_every_round_of_the_largest_seed_has_one_that_numpy_takes() -> None:
+    plan = plan_of(seed=MAX_SEED, rounds=MAX_ROUNDS)
+    assert round_seed(plan, 0) == MAX_SEED * 1000
+    assert round_seed(plan, MAX_ROUNDS - 1) < 2**32
+    seeds = {round_seed(plan_of(seed=seed), round_) for seed in (0, 1, 2) for round_ in range(MAX_ROUNDS)}
+    assert len(seeds) == 3 * MAX_ROUNDS
 
 
 def test_an_arm_without_a_winner_is_refused_before_its_plan_is_shown(tmp_path: Path) -> None:

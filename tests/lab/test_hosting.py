@@ -184,3 +184,15 @@ def test_servers_that_start_at_once_are_all_there_or_none_is(tmp_path: Path) -> 
         assert list(host.running) == ["stock"]
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", host.port)) != 0
+
+
+@pytest.mark.parametrize(("program", "why"), [("/no/such/binary", "No such file"), ("/etc", "denied")])
+def test_a_program_that_cannot_be_run_is_named_with_its_arm(tmp_path: Path, program: str, why: str) -> None:
+    plan = stand_in_plan(server=(program, "--port", "{port}"))
+    with host_of(plan, tmp_path) as host:
+        with pytest.raises(AutotuneError, match="server of stock cannot be started") as told:
+            host.ready(plan.arms[0])
+        assert why in told.value.message
+        assert f"Its command: {program} --port {host.port}" in told.value.message
+        assert "`server`" in told.value.hint
+        assert not host.running

@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.lab.children import dies_with_parent
 from autotune.lab.plan import Point
+from autotune.lab.results import no_figures
 from autotune.vocabulary.errors import AutotuneError
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -97,8 +98,8 @@ class BenchClient:
             alive: called every second; raises if the server is gone.
 
         Raises:
-            AutotuneError: if the client fails, the time is up, or fewer requests or tokens came back than
-                were asked for: such a result is no figure.
+            AutotuneError: if the client fails, the time is up, fewer requests or tokens came back than were
+                asked for, or a figure is none.
         """
         self.wait_ready(alive, limit_s)
         assert self._process.stdin is not None
@@ -123,7 +124,12 @@ class BenchClient:
                 f"at {point}.",
                 f"Read the server's log and {self._log}.",
             )
-        return {name: float(result[name]) for name in FIGURES if name in result}
+        figures = {name: float(result[name]) for name in FIGURES if name in result}
+        if wrong := no_figures(figures):
+            raise AutotuneError(
+                f"The benchmark's {', '.join(wrong)} at {point}.", f"Read the server's log and {self._log}."
+            )
+        return figures
 
     def _answer(self, alive: Callable[[], None], limit_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -70,6 +70,7 @@ def run_plan(plan: Plan, folder: Folder, options: Options, tell: Callable[[str],
         )
     with folder.locked():
         folder.open(plan)
+        folder.require_room(plan)
         place = _ready_place(folder, tell)
         tasks = missing(plan, folder, place)
         total = len(plan.arms) * len(plan.points) * plan.rounds
@@ -101,6 +102,7 @@ def greedy_outputs(
     # Alone on the GPU each server gets what the resident ones share.
     alone = plan.model_copy(update={"servers": "one at a time", "cache": "warm"})
     with folder.locked():
+        folder.require_room(plan)
         place = _ready_place(folder, tell)
         with _host(alone, folder, options, place, tell) as host:
             # They differ in what memory they get from those that are measured.

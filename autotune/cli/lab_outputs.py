@@ -18,7 +18,9 @@ def outputs(
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="New tokens of each.")] = 64,
     tolerance: Annotated[
         float,
-        typer.Option("--tolerance", help="Largest difference of log probability, nats. Default: 0.1."),
+        typer.Option(
+            "--tolerance", help="Largest difference of log probability, nats, from 0. Default: 0.1."
+        ),
     ] = 0.1,
     table: Annotated[
         Path | None, typer.Option("--table", help="The plan's routing table. Default: the starter table.")
@@ -51,10 +53,8 @@ def outputs(
     from autotune.lab.outputs import Asked
     from autotune.lab.results import Folder
     from autotune.lab.running import Options, greedy_outputs
-    from autotune.vocabulary.errors import UsageError
 
-    if shortest > longest:
-        raise UsageError(f"--shortest {shortest} is above --longest {longest}.", "See --help.")
+    asked = Asked(prompts, shortest, longest, tokens, tolerance)
     kept = Folder(folder.resolve())
     plan = kept.plan()
     require_model(model)
@@ -63,7 +63,6 @@ def outputs(
     options = Options(
         port=port, start_limit_s=start_limit, table=file, model=model.resolve() if model else None
     )
-    asked = Asked(prompts, shortest, longest, tokens, tolerance)
     compared = greedy_outputs(plan, kept, options, asked, lambda text: typer.echo(text, err=True))
     data = [difference.to_json_data() for difference in compared]
     for difference in compared:

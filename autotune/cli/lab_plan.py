@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -53,6 +54,14 @@ def require_model(folder: Path | None) -> None:
     """
     if folder is not None:
         require_file(folder / "config.json", "Name a folder with a model, or leave --model-folder out.")
+
+
+def whole(folder: Path) -> Path:
+    """The folder by its whole path.
+
+    A loop of links stays one, for whoever opens it to tell of, where `Path.resolve` raises RuntimeError.
+    """
+    return Path(os.path.realpath(folder))
 
 
 def make_plan(

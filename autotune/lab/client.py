@@ -103,8 +103,11 @@ class BenchClient:
         """
         self.wait_ready(alive, limit_s)
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:  # which would pass for a terminal that is gone
+            raise self._ended() from error
         result = self._answer(alive, limit_s)
         complete = result.get("completed") == point.requests
         if not complete:
@@ -115,13 +118,13 @@ class BenchClient:
             raise AutotuneError(f"The benchmark failed: {result['error']}.", f"Read {self._log}.")
         if not complete:
             raise AutotuneError(
-                f"{result['completed']} of {point.requests} requests completed at {point}.",
+                f"{result.get('completed')} of {point.requests} requests completed at {point}.",
                 f"Read the server's log and {self._log}.",
             )
-        if result["total_output_tokens"] != point.requests * point.output:
+        came = result.get("total_output_tokens")
+        if came != point.requests * point.output:
             raise AutotuneError(
-                f"{result['total_output_tokens']} of {point.requests * point.output} tokens came back "
-                f"at {point}.",
+                f"{came} of {point.requests * point.output} tokens came back at {point}.",
                 f"Read the server's log and {self._log}.",
             )
         figures = {name: float(result[name]) for name in FIGURES if name in result}
@@ -137,13 +140,17 @@ class BenchClient:
         while time.monotonic() < deadline:
             if self._selector.select(1.0):
                 line = self._process.stdout.readline()
-                if not line:
-                    code = self._process.wait()
-                    raise AutotuneError(f"The benchmark's client ended with {code}.", f"Read {self._log}.")
+                if not line.endswith(b"\n"):  # nothing, or what it could still say
+                    raise self._ended()
                 answer: dict[str, Any] = json.loads(line)
                 return answer
             alive()
         raise AutotuneError(f"The benchmark's client said nothing for {limit_s:.0f} s.", f"Read {self._log}.")
+
+    def _ended(self) -> AutotuneError:
+        return AutotuneError(
+            f"The benchmark's client ended with {self._process.wait()}.", f"Read {self._log}."
+        )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -162,11 +163,11 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs out.
+        """Keep other runs out, and tell in words which file of the work could not be read or written.
 
         Raises:
             ConflictError: if another run has the folder.
-            AutotuneError: if nothing can be written there.
+            AutotuneError: if nothing can be written there, or a file fails meanwhile.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -182,7 +183,8 @@ class Folder:
                 raise ConflictError(
                     f"Another run works in {self.path}.", "Wait for it, or give another --out."
                 ) from error
-            yield
+            with told_files():
+                yield
 
     def _file(self, round_: int, point: Point, arm: Arm) -> Path:
         return self.path / "results" / f"r{round_}-{point.name}-{arm.name}.json"
@@ -252,9 +254,15 @@ class Folder:
         return (self.path / "starts" / log).with_suffix(".metrics")
 
     def new_log(self, arm: str) -> Path:
-        """A log file's name that no start has had."""
-        taken = len(list((self.path / "logs").glob(f"{arm}-*.log")))
-        return self.path / "logs" / f"{arm}-{taken + 1}.log"
+        """A log file's name that no start has had, whatever was removed of those before."""
+        logs, starts = self.path / "logs", self.path / "starts"
+        names = (f"{arm}-{number}" for number in itertools.count(1))
+        return next(
+            log
+            for name in names
+            if not os.path.lexists(log := logs / f"{name}.log")
+            and not os.path.lexists(starts / f"{name}.json")
+        )
 
     def save_start(self, start: Start) -> None:
         """Store a start under its log's name.
@@ -275,6 +283,24 @@ class Folder:
 
 def _places(plan: Plan) -> Iterator[tuple[int, Point, Arm]]:
     return ((r, point, arm) for r in range(plan.rounds) for point in plan.points for arm in plan.arms)
+
+
+@contextmanager
+def told_files() -> Iterator[None]:
+    """The boundary at which a file that cannot be read or written becomes an error that names it.
+
+    Raises:
+        AutotuneError: for it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise  # of no file: standard output, which the program tells of itself
+        raise AutotuneError(
+            f"{error.filename2 or error.filename} cannot be read or written: {reason(error)}.",
+            "Move away what is in its place, or give a folder that you may read and write.",
+        ) from error
 
 
 def parse_plan(content: bytes, file: Path, hint: str) -> Plan:

@@ -17,7 +17,7 @@ from autotune.lab.machine import Place, this_place
 from autotune.lab.model import MODEL_NAMES, write_model
 from autotune.lab.outputs import Asked, Difference, compare_outputs
 from autotune.lab.plan import Arm, Plan, Point
-from autotune.lab.results import Folder, Result
+from autotune.lab.results import Folder, Result, told_files
 from autotune.lab.tables import read_table, restricted
 from autotune.vocabulary.catalogue import resolve_problem
 from autotune.vocabulary.errors import MissingDependencyError, UsageError
@@ -98,7 +98,8 @@ def greedy_outputs(
         AutotuneError: if a server fails.
     """
     _check(plan, options)
-    _model(plan, folder, options)
+    with told_files():
+        _model(plan, folder, options)
     # Alone on the GPU each server gets what the resident ones share.
     alone = plan.model_copy(update={"servers": "one at a time", "cache": "warm"})
     with folder.locked():
@@ -169,6 +170,12 @@ def _check(plan: Plan, options: Options) -> None:
         raise UsageError(
             "--outputs asks the servers that stay resident, and here they do not.",
             "Run `autotune lab outputs` on the folder afterwards.",
+        )
+    last = options.port + len(plan.arms)  # the service's
+    if last > 65535:
+        raise UsageError(
+            f"{len(plan.arms)} servers from port {options.port} on need one above 65535.",
+            "Give a lower --port.",
         )
     table = None if options.table is None else read_table(options.table)
     check_arms(plan, table, own_model=options.model is not None)

@@ -196,3 +196,56 @@ def test_a_program_that_cannot_be_run_is_named_with_its_arm(tmp_path: Path, prog
         assert f"Its command: {program} --port {host.port}" in told.value.message
         assert "`server`" in told.value.hint
         assert not host.running
+
+
+def test_a_folder_whose_name_is_no_utf8_keeps_its_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_OF_THE_USER", os.fsdecode(b"\xff"))
+    plan = stand_in_plan()
+    folder = tmp_path / os.fsdecode(b"x\xff")
+    with host_of(plan, folder) as host:
+        host.ready(plan.arms[0])
+    (start,) = Folder(folder).starts()
+    assert start.environment["VLLM_OF_THE_USER"] == "\\udcff"
+    assert start.environment["TRITON_CACHE_DIR"].startswith(f"{tmp_path}/x\\udcff/")
+
+
+def test_a_log_has_a_name_that_no_start_has_had(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.open(stand_in_plan())
+    for name in ("logs/a-2.log", "starts/a-1.json", "logs/a-b-3.log"):
+        (tmp_path / name).touch()
+    assert folder.new_log("a").name == "a-3.log"
+    assert folder.new_log("a-b").name == "a-b-1.log"
+
+
+@pytest.mark.parametrize("name", ["site/autotune_random_weights.py", "model-fp8_tensor-2", "running.json"])
+def test_what_stands_in_a_files_place_is_named(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, folder = stand_in_plan(), Folder(tmp_path)
+    folder.open(plan)
+    if name.startswith("model"):
+        monkeypatch.setattr("autotune.lab.model._tokenizer_packages", lambda: None)
+        (tmp_path / name).touch()
+    else:
+        (tmp_path / name).mkdir()
+    model = None if name.startswith("model") else tmp_path
+    options = Options(port=free_ports(4), model=model, start_limit_s=60)
+    with pytest.raises(AutotuneError, match=f"{name} cannot be read or written: ") as told:
+        greedy_outputs(plan, folder, options, Asked(), print)
+    assert told.value.hint.startswith("Move away what is in its place")
+
+
+def test_servers_need_ports_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="2 servers from port 65534 on need one above 65535"):
+        run_plan(stand_in_plan(), Folder(tmp_path), Options(port=65534), print)
+
+
+@pytest.mark.parametrize("value", ["1.2.3", "1e999", "e", "."])
+def test_a_count_that_is_no_number_is_left_out(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "stock-1.metrics"
+    sample = 'autotune_steps_total{answer="route",backend="triton",graph="FULL",tokens="1"} '
+    file.write_bytes(f"{sample}3.0\n{sample}{value}\n".encode() + b"\xff\n")
+    assert steps(file) == {"1 triton, FULL graph": 3}

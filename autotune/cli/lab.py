@@ -157,7 +157,7 @@ def run(
     import signal
     import sys
 
-    from autotune.cli.lab_plan import read_plan, require_model, starter_table, whole
+    from autotune.cli.lab_plan import read_plan, require_model, starter_table, whole_path
     from autotune.lab.outputs import Asked
     from autotune.lab.results import Folder
     from autotune.lab.running import Options, check_arms, run_plan
@@ -181,10 +181,10 @@ def run(
     require_model(model)
     # A plain kill would leave the servers to themselves: let every `finally` run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    out = whole(out)
+    out = whole_path(out)
     options = Options(
         port=port, at_once=start_at_once, start_limit_s=start_limit, point_limit_s=point_limit,
-        table=file if made.table else None, model=whole(model) if model else None,
+        table=file if made.table else None, model=whole_path(model) if model else None,
         outputs=Asked() if outputs else None,
     )  # fmt: skip
     run_plan(made, Folder(out), options, lambda text: typer.echo(text, err=True))

@@ -49,18 +49,20 @@ def outputs(
     import signal
     import sys
 
-    from autotune.cli.lab_plan import require_model, starter_table, whole
+    from autotune.cli.lab_plan import require_model, starter_table, whole_path
     from autotune.lab.outputs import Asked
     from autotune.lab.results import Folder
     from autotune.lab.running import Options, greedy_outputs
 
     asked = Asked(prompts, shortest, longest, tokens, tolerance)
-    kept = Folder(whole(folder))
+    kept = Folder(whole_path(folder))
     plan = kept.plan()
     require_model(model)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     file = table or (starter_table(plan.scheme) if plan.table else None)
-    options = Options(port=port, start_limit_s=start_limit, table=file, model=whole(model) if model else None)
+    options = Options(
+        port=port, start_limit_s=start_limit, table=file, model=whole_path(model) if model else None
+    )
     compared = greedy_outputs(plan, kept, options, asked, lambda text: typer.echo(text, err=True))
     data = [difference.to_json_data() for difference in compared]
     for difference in compared:

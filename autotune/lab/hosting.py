@@ -171,7 +171,7 @@ class Host:
             ready_s=round(ready_s, 2),
             alone=alone,
             cache="kept" if starting.kept else "empty",
-            command=tuple(map(_readable, starting.command)),
+            command=tuple(starting.command),
             environment={
                 _readable(k): _readable(v) for k, v in sorted(starting.env.items()) if k.startswith(_SHOWN)
             },
@@ -246,5 +246,5 @@ class Host:
 
 
 def _readable(text: str) -> str:
-    """What of a path or of the user's environment is no UTF-8, as escapes: JSON cannot hold it."""
+    """What of the user's environment is no UTF-8, as escapes: JSON cannot hold it."""
     return text.encode(errors="backslashreplace").decode()

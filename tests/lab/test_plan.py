@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from autotune.cli.lab_plan import make_plan, starter_table
+from autotune.cli.lab_plan import make_plan, starter_table, whole_path
 from autotune.lab.arms import known_arms, named_arms
 from autotune.lab.client import bench_arguments
 from autotune.lab.cold import cold_over_again, cold_over_warm
@@ -315,6 +316,17 @@ def _has_winner(table: RoutingTable, to: Restriction | None) -> bool:
         return bool(winners(restricted(table, to)))
     except UsageError:
         return False
+
+
+def test_a_folder_is_taken_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert whole_path(Path("x")) == Path(os.path.realpath(tmp_path)) / "x"
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(AutotuneError, match="loop cannot be written"), Folder(whole_path(loop)).locked():
+        pass
+    with pytest.raises(UsageError, match=r"x\\udcff' is no UTF-8"):
+        whole_path(tmp_path / "x\udcff")
 
 
 def test_every_arm_goes_first_in_turn() -> None:

@@ -66,7 +66,9 @@ def run(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=3, help="How often each pair is measured.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Of the prompts; each round draws its own.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of the prompts, 0 to 4294966; each round draws its own.")
+    ] = 1,
     servers: Annotated[
         str | None,
         typer.Option(
@@ -155,7 +157,7 @@ def run(
     import signal
     import sys
 
-    from autotune.cli.lab_plan import read_plan, require_model, starter_table
+    from autotune.cli.lab_plan import read_plan, require_model, starter_table, whole_path
     from autotune.lab.outputs import Asked
     from autotune.lab.results import Folder
     from autotune.lab.running import Options, check_arms, run_plan
@@ -171,17 +173,18 @@ def run(
             requests=requests, more=point or [], rounds=rounds, seed=seed, servers=servers, cache=cache,
             gpu_memory=gpu_memory, env=env or [], serve_args=serve_arg or [], table=read_table(file).digest,
         )  # fmt: skip
-    check_arms(made, read_table(file) if made.table and file else None)
+    read = read_table(file) if made.table and file else None
+    check_arms(made, read, own_model=model is not None)
     if show:
         typer.echo(made.model_dump_json(indent=1))
         return
     require_model(model)
     # A plain kill would leave the servers to themselves: let every `finally` run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    out = out.resolve()
+    out = whole_path(out)
     options = Options(
         port=port, at_once=start_at_once, start_limit_s=start_limit, point_limit_s=point_limit,
-        table=file if made.table else None, model=model.resolve() if model else None,
+        table=file if made.table else None, model=whole_path(model) if model else None,
         outputs=Asked() if outputs else None,
     )  # fmt: skip
     run_plan(made, Folder(out), options, lambda text: typer.echo(text, err=True))

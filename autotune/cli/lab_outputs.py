@@ -18,7 +18,9 @@ def outputs(
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="New tokens of each.")] = 64,
     tolerance: Annotated[
         float,
-        typer.Option("--tolerance", help="Largest difference of log probability, nats. Default: 0.1."),
+        typer.Option(
+            "--tolerance", help="Largest difference of log probability, nats, from 0. Default: 0.1."
+        ),
     ] = 0.1,
     table: Annotated[
         Path | None, typer.Option("--table", help="The plan's routing table. Default: the starter table.")
@@ -47,23 +49,20 @@ def outputs(
     import signal
     import sys
 
-    from autotune.cli.lab_plan import require_model, starter_table
+    from autotune.cli.lab_plan import require_model, starter_table, whole_path
     from autotune.lab.outputs import Asked
     from autotune.lab.results import Folder
     from autotune.lab.running import Options, greedy_outputs
-    from autotune.vocabulary.errors import UsageError
 
-    if shortest > longest:
-        raise UsageError(f"--shortest {shortest} is above --longest {longest}.", "See --help.")
-    kept = Folder(folder.resolve())
+    asked = Asked(prompts, shortest, longest, tokens, tolerance)
+    kept = Folder(whole_path(folder))
     plan = kept.plan()
     require_model(model)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     file = table or (starter_table(plan.scheme) if plan.table else None)
     options = Options(
-        port=port, start_limit_s=start_limit, table=file, model=model.resolve() if model else None
+        port=port, start_limit_s=start_limit, table=file, model=whole_path(model) if model else None
     )
-    asked = Asked(prompts, shortest, longest, tokens, tolerance)
     compared = greedy_outputs(plan, kept, options, asked, lambda text: typer.echo(text, err=True))
     data = [difference.to_json_data() for difference in compared]
     for difference in compared:

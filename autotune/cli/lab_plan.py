@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -53,6 +54,22 @@ def require_model(folder: Path | None) -> None:
     """
     if folder is not None:
         require_file(folder / "config.json", "Name a folder with a model, or leave --model-folder out.")
+
+
+def whole_path(folder: Path) -> Path:
+    """The folder by its whole path.
+
+    A loop of links stays one, for whoever opens it to tell of, where `Path.resolve` raises RuntimeError.
+
+    Raises:
+        UsageError: if its name is no UTF-8, in which the service's database and a start's record are named.
+    """
+    path = os.path.realpath(folder)
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"The path {path!r} is no UTF-8.", "Name a folder whose path is.") from error
+    return Path(path)
 
 
 def make_plan(

@@ -55,7 +55,7 @@ def stop_leftovers(file: Path) -> int:
     try:
         noted = json.loads(file.read_text())
         known = {str(int(pid)): str(started) for pid, started in noted.items()}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return 0  # no note of ours
     left = [int(pid) for pid, started in known.items() if started and _started(int(pid)) == started]
     for pid in left:

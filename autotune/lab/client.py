@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.lab.children import dies_with_parent
 from autotune.lab.plan import Point
+from autotune.lab.results import no_figures
 from autotune.vocabulary.errors import AutotuneError
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -97,13 +98,16 @@ class BenchClient:
             alive: called every second; raises if the server is gone.
 
         Raises:
-            AutotuneError: if the client fails, the time is up, or fewer requests or tokens came back than
-                were asked for: such a result is no figure.
+            AutotuneError: if the client fails, the time is up, fewer requests or tokens came back than were
+                asked for, or a figure is none.
         """
         self.wait_ready(alive, limit_s)
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:  # which would pass for a terminal that is gone
+            raise self._ended() from error
         result = self._answer(alive, limit_s)
         complete = result.get("completed") == point.requests
         if not complete:
@@ -114,16 +118,21 @@ class BenchClient:
             raise AutotuneError(f"The benchmark failed: {result['error']}.", f"Read {self._log}.")
         if not complete:
             raise AutotuneError(
-                f"{result['completed']} of {point.requests} requests completed at {point}.",
+                f"{result.get('completed')} of {point.requests} requests completed at {point}.",
                 f"Read the server's log and {self._log}.",
             )
-        if result["total_output_tokens"] != point.requests * point.output:
+        came = result.get("total_output_tokens")
+        if came != point.requests * point.output:
             raise AutotuneError(
-                f"{result['total_output_tokens']} of {point.requests * point.output} tokens came back "
-                f"at {point}.",
+                f"{came} of {point.requests * point.output} tokens came back at {point}.",
                 f"Read the server's log and {self._log}.",
             )
-        return {name: float(result[name]) for name in FIGURES if name in result}
+        figures = {name: float(result[name]) for name in FIGURES if name in result}
+        if wrong := no_figures(figures):
+            raise AutotuneError(
+                f"The benchmark's {', '.join(wrong)} at {point}.", f"Read the server's log and {self._log}."
+            )
+        return figures
 
     def _answer(self, alive: Callable[[], None], limit_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -131,13 +140,17 @@ class BenchClient:
         while time.monotonic() < deadline:
             if self._selector.select(1.0):
                 line = self._process.stdout.readline()
-                if not line:
-                    code = self._process.wait()
-                    raise AutotuneError(f"The benchmark's client ended with {code}.", f"Read {self._log}.")
+                if not line.endswith(b"\n"):  # nothing, or what it could still say
+                    raise self._ended()
                 answer: dict[str, Any] = json.loads(line)
                 return answer
             alive()
         raise AutotuneError(f"The benchmark's client said nothing for {limit_s:.0f} s.", f"Read {self._log}.")
+
+    def _ended(self) -> AutotuneError:
+        return AutotuneError(
+            f"The benchmark's client ended with {self._process.wait()}.", f"Read {self._log}."
+        )
 
 
 @contextmanager

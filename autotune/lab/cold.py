@@ -49,7 +49,7 @@ def cold_over_again(cold: Folder) -> list[ColdOverWarm]:
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for pair in cold.pairs(plan):
         for arm, result in pair.results.items():
-            if METRIC in result.again:
+            if METRIC in result.again and METRIC in result.figures:
                 figures = (result.again[METRIC], result.figures[METRIC])
                 found.setdefault((arm, pair.point.name), []).append(figures)
     compared = []
@@ -86,7 +86,8 @@ def cold_over_warm(warm: Folder, cold: Folder) -> list[ColdOverWarm]:
         found = figures.setdefault(state, {})
         for pair in folder.pairs(plan):
             for arm, result in pair.results.items():
-                found.setdefault((arm, pair.point.name), []).append(result.figures[METRIC])
+                if METRIC in result.figures:
+                    found.setdefault((arm, pair.point.name), []).append(result.figures[METRIC])
     if (plans["warm"].scheme, plans["warm"].layers) != (plans["cold"].scheme, plans["cold"].layers):
         raise UsageError("The two experiments serve different models.", "Take two of one scheme and depth.")
     shared = [key for key in figures["warm"] if key in figures["cold"]]

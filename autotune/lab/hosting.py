@@ -172,7 +172,9 @@ class Host:
             alone=alone,
             cache="kept" if starting.kept else "empty",
             command=tuple(starting.command),
-            environment={k: v for k, v in sorted(starting.env.items()) if k.startswith(_SHOWN)},
+            environment={
+                _readable(k): _readable(v) for k, v in sorted(starting.env.items()) if k.startswith(_SHOWN)
+            },
             memory_mib=memory,
             memory={k: v for k, v in logs.memory(text).items() if at_once == 1 or k != "graphs_gib"},
             lines=logs.kept_lines(text),
@@ -241,3 +243,8 @@ class Host:
             write_table(restricted(read_table(self.table), arm.table), file)
             env["AUTOTUNE_TABLE"] = str(file)
         return {**env, **self.plan.env, **arm.env}
+
+
+def _readable(text: str) -> str:
+    """What of the user's environment is no UTF-8, as escapes: JSON cannot hold it."""
+    return text.encode(errors="backslashreplace").decode()

@@ -7,9 +7,14 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from autotune.vocabulary.files import read_bytes
+
 PREFIX = "autotune_"
 TIMEOUT_S = 5.0
-_STEPS = re.compile(r"^autotune_steps_total\{(?P<labels>.*)\} (?P<value>[0-9.eE+]+)$", re.MULTILINE)
+_STEPS = re.compile(
+    r"^autotune_steps_total\{(?P<labels>.*)\} (?P<value>[0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)$",
+    re.MULTILINE,
+)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -29,7 +34,7 @@ def keep(port: int, file: Path) -> None:
 def steps(file: Path) -> dict[str, int]:
     """Engine steps by what served them, such as `25..32 fused_decode, FULL graph`; most first."""
     try:
-        text = file.read_text()
+        text = read_bytes(file).decode(errors="replace")
     except OSError:
         return {}
     found: dict[str, int] = {}

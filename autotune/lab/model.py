@@ -63,7 +63,7 @@ def write_model(folder: Path, scheme: str, layers: int) -> None:
     config = ARCHITECTURE | {"num_hidden_layers": layers, "quantization_config": quantization}
     text = json.dumps(config, indent=1)
     written = folder / "config.json"
-    if written.exists() and written.read_text() == text:
+    if written.exists() and written.read_bytes() == text.encode():
         return
     _tokenizer_packages()  # before anything is made
     folder.mkdir(parents=True, exist_ok=True)

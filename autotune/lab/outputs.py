@@ -15,7 +15,7 @@ from typing import Any
 from autotune.lab.hosting import Host
 from autotune.lab.plan import Arm, Plan
 from autotune.lab.results import Folder, write_json
-from autotune.vocabulary.errors import AutotuneError
+from autotune.vocabulary.errors import AutotuneError, UsageError
 
 VOCABULARY = 151936
 TOLERANCE = 0.1
@@ -31,6 +31,10 @@ class Asked:
         prompts: how many.
         shortest, longest: their words, one token each.
         tokens: new tokens of each.
+        tolerance: largest difference of a chosen token's log probability, nats.
+
+    Raises:
+        UsageError: for a count below 1, a range without words, or a tolerance that nothing or all would pass.
     """
 
     prompts: int = 16
@@ -38,6 +42,16 @@ class Asked:
     longest: int = 1024
     tokens: int = 64
     tolerance: float = TOLERANCE
+
+    def __post_init__(self) -> None:
+        if min(self.prompts, self.shortest, self.tokens) < 1:
+            raise UsageError("Prompts, their words and new tokens are at least one each.", "See --help.")
+        if self.shortest > self.longest:
+            raise UsageError(f"--shortest {self.shortest} is above --longest {self.longest}.", "See --help.")
+        if not 0 <= self.tolerance < math.inf:
+            raise UsageError(
+                f"--tolerance {self.tolerance:g} is no number of nats from 0 on.", "Such as 0.1, the default."
+            )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ from autotune.vocabulary.canonical import content_digest
 from autotune.vocabulary.problem import Scheme
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 1000
+MAX_SEED = (2**32 - MAX_ROUNDS) // 1000
+"""numpy takes seeds below 2**32, and each round's is the plan's times 1000, and its own number."""
+MAX_TOKENS = MAX_REQUESTS = 1 << 20
+"""Beyond what any model reads, and below what overflows a float or a file's name."""
 OWN_VARIABLES = frozenset({"TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "DG_JIT_CACHE_DIR", "AUTOTUNE_CACHE"})
 """Caches of an arm, which the experiment sets."""
 Restriction = Literal["tiles", "swap_ab", "swap_ab_off", "route", "fused_decode", "fused_triton", "nothing"]
@@ -52,10 +56,10 @@ class Point(_Frozen):
     """
 
     concurrency: int = Field(gt=0, le=4096)
-    shortest: int = Field(gt=0)
-    longest: int = Field(gt=0)
-    output: int = Field(gt=1)
-    requests: int = Field(gt=0)
+    shortest: int = Field(gt=0, le=MAX_TOKENS)
+    longest: int = Field(gt=0, le=MAX_TOKENS)
+    output: int = Field(gt=1, le=MAX_TOKENS)
+    requests: int = Field(gt=0, le=MAX_REQUESTS)
 
     @property
     def name(self) -> str:
@@ -82,6 +86,7 @@ class Plan(_Frozen):
 
     Args:
         rounds: how often each pair is measured, in turns with all others.
+        seed: of the prompts, from 0 to `MAX_SEED`.
         servers: `together`: the servers of all arms stay resident on one GPU, each with its share of
             `gpu_memory`, and only one is driven at a time. `one at a time`: a server starts for each round
             and arm.
@@ -101,7 +106,7 @@ class Plan(_Frozen):
     arms: tuple[Arm, ...] = Field(min_length=2)
     points: tuple[Point, ...] = Field(min_length=1)
     rounds: int = Field(default=MIN_ROUNDS, ge=MIN_ROUNDS, le=MAX_ROUNDS)
-    seed: int = 1
+    seed: int = Field(default=1, ge=0, le=MAX_SEED)
     servers: Literal["together", "one at a time"] = "together"
     cache: Literal["warm", "cold"] = "warm"
     gpu_memory: float = Field(default=0.9, gt=0, lt=1)
@@ -159,8 +164,19 @@ class Plan(_Frozen):
         """
         for env in (self.env, *(arm.env for arm in self.arms)):
             for name, value in env.items():
-                if not name or "=" in name or "\0" in name + value:
-                    raise ValueError(f"{name!r} = {value!r} is no environment variable")
+                if not name or "=" in name or not _passable(name + value):
+                    raise ValueError(f"{name!r} = {value!r} is no environment variable in UTF-8")
         words = [*self.server, *(word for arm in self.arms for word in arm.serve_args)]
-        if any("\0" in word for word in words) or (self.server and not self.server[0].strip()):
-            raise ValueError("the command that serves holds a NUL character, or begins with nothing")
+        for word in words:
+            if not _passable(word):
+                raise ValueError(f"the command that serves holds {word!r}: a NUL character, or no UTF-8")
+        if self.server and not self.server[0].strip():
+            raise ValueError("the command that serves begins with nothing")
+
+
+def _passable(text: str) -> bool:
+    """Whether a process can be given the text, and the plan written down with it.
+
+    Python reads bytes of a command line that are no UTF-8 as lone surrogates, which JSON cannot hold.
+    """
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)

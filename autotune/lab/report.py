@@ -11,7 +11,7 @@ from typing import Any
 from autotune.choose.statistics import speedup
 from autotune.lab import metrics
 from autotune.lab.plan import MIN_ROUNDS, Plan, Point
-from autotune.lab.results import Folder, Pair, Start
+from autotune.lab.results import LEAST, Folder, Pair, Start
 
 MARGIN = 0.01
 """A ratio counts as different only beyond it, as a candidate of a table wins only beyond its margin."""
@@ -201,7 +201,8 @@ def compare(
         for results in here
         if metric.name in results[arm].figures and metric.name in results[against].figures
     ]
-    usable = [(reference, treatment) for reference, treatment in values if reference > 0 and treatment > 0]
+    # Times between tokens that came together: 0, or what the clock says by chance.
+    usable = [pair for pair in values if min(pair) >= LEAST]
     ratio = low = high = None
     outcome = Outcome.TOO_FEW
     if usable:

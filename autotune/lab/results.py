@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
+import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.lab.machine import Place
 from autotune.lab.plan import Arm, Plan, Point
 from autotune.vocabulary.errors import AutotuneError, BrokenFileError, ConflictError, UsageError
 from autotune.vocabulary.files import read_bytes, read_given, reason
 from autotune.vocabulary.out_folder import out_folder
+
+LEAST, MOST = 1e-4, 1e7
+"""Milliseconds or tokens a second that can be: no clock tells less, and no request takes three hours. Of two
+such figures `autotune.choose.statistics` also takes the ratio."""
+_MAY_BE_LESS = re.compile("itl|tpot")
+"""The client tells 0 between tokens that came together."""
+_COMPARED = re.compile("_ms$|throughput$")
+
+
+def no_figures(figures: Mapping[str, float]) -> list[str]:
+    """Those of the figures that nothing can have measured, such as NaN or no throughput: `name is value`."""
+    return [f"{name} is {value:g}" for name, value in figures.items() if not _can_be(name, value)]
+
+
+def _can_be(name: str, value: float) -> bool:
+    if not _COMPARED.search(name):  # seconds, and counts
+        return math.isfinite(value) and value > 0
+    return (0 if _MAY_BE_LESS.search(name) else LEAST) <= value <= MOST
+
+
+def _checked(figures: dict[str, float]) -> dict[str, float]:
+    if wrong := no_figures(figures):
+        raise ValueError(", ".join(wrong))
+    return figures
+
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Figures = Annotated[dict[str, Annotated[float, Field(strict=True)]], AfterValidator(_checked)]
 
 
 class _Frozen(BaseModel):
@@ -38,13 +70,13 @@ class Start(_Frozen):
     arm: str
     log: str
     place: Place
-    ready_s: float
+    ready_s: Number
     alone: bool
     cache: str
     command: tuple[str, ...]
     environment: dict[str, str]
     memory_mib: int | None
-    memory: dict[str, float]
+    memory: dict[str, Number]
     lines: tuple[str, ...]
 
 
@@ -54,7 +86,8 @@ class Result(_Frozen):
     Args:
         plan: digest of the plan that it belongs to.
         start: log of the server's start, which names its `Start`.
-        figures: of `vllm bench serve`; tokens a second and milliseconds.
+        figures: of `vllm bench serve`; tokens a second and milliseconds, each from `LEAST` to `MOST`,
+            only those between tokens from 0; `duration` in seconds, and counts.
         compiles: kernels compiled while it was measured.
         compiles_since_ready: how many this server had compiled by the end of it.
         again: with cold caches, the figures of the same load a second time on the same server; else empty.
@@ -67,11 +100,11 @@ class Result(_Frozen):
     arm: str
     place: Place
     start: str
-    figures: dict[str, float]
+    figures: Figures
     compiles: tuple[str, ...]
     compiles_since_ready: int
     lines: tuple[str, ...]
-    again: dict[str, float] = {}
+    again: Figures = {}
     compiles_again: tuple[str, ...] = ()
 
 
@@ -130,11 +163,11 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs out.
+        """Keep other runs out, and tell in words which file of the work could not be read or written.
 
         Raises:
             ConflictError: if another run has the folder.
-            AutotuneError: if nothing can be written there.
+            AutotuneError: if nothing can be written there, or a file fails meanwhile.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -150,13 +183,18 @@ class Folder:
                 raise ConflictError(
                     f"Another run works in {self.path}.", "Wait for it, or give another --out."
                 ) from error
-            yield
+            with told_files():
+                yield
 
     def _file(self, round_: int, point: Point, arm: Arm) -> Path:
         return self.path / "results" / f"r{round_}-{point.name}-{arm.name}.json"
 
     def save(self, result: Result, point: Point, arm: Arm) -> None:
-        """Store a measurement, in the place of an earlier one of the same round, point and arm."""
+        """Store a measurement, in the place of an earlier one of the same round, point and arm.
+
+        Raises:
+            AutotuneError: if it cannot be written.
+        """
         _write(self._file(result.round, point, arm), result.model_dump_json(indent=1))
 
     def result(self, plan: Plan, round_: int, point: Point, arm: Arm) -> Result | None:
@@ -169,13 +207,29 @@ class Folder:
         return found if where == (plan.digest, round_, point.name, arm.name) else None
 
     def unusable(self, plan: Plan) -> list[str]:
-        """Files in a result's place that count as not measured: they cannot be read, or tell of another."""
-        places = ((r, point, arm) for r in range(plan.rounds) for point in plan.points for arm in plan.arms)
+        """What stands in a result's place and counts as not measured.
+
+        It cannot be read, holds figures that are none, or tells of another place.
+        """
         return [
             str(file)
-            for r, point, arm in places
-            if (file := self._file(r, point, arm)).exists() and self.result(plan, r, point, arm) is None
+            for r, point, arm in _places(plan)
+            if os.path.lexists(file := self._file(r, point, arm)) and self.result(plan, r, point, arm) is None
         ]
+
+    def require_room(self, plan: Plan) -> None:
+        """Make sure, before anything is measured, that every measurement can be stored.
+
+        Raises:
+            ConflictError: if a folder stands in a file's place.
+        """
+        files = [self.outputs, *(self._file(*place) for place in _places(plan))]
+        for file in (*files, *map(_partial, files)):
+            if file.is_dir() and not file.is_symlink():
+                raise ConflictError(
+                    f"{file} is a folder, where a file of the experiment goes.",
+                    "Move it away, or give another --out.",
+                )
 
     def results(self, plan: Plan, round_: int, point: Point) -> dict[str, Result]:
         """What there is of one pair, by arm."""
@@ -200,12 +254,22 @@ class Folder:
         return (self.path / "starts" / log).with_suffix(".metrics")
 
     def new_log(self, arm: str) -> Path:
-        """A log file's name that no start has had."""
-        taken = len(list((self.path / "logs").glob(f"{arm}-*.log")))
-        return self.path / "logs" / f"{arm}-{taken + 1}.log"
+        """A log file's name that no start has had, whatever was removed of those before."""
+        logs, starts = self.path / "logs", self.path / "starts"
+        names = (f"{arm}-{number}" for number in itertools.count(1))
+        return next(
+            log
+            for name in names
+            if not os.path.lexists(log := logs / f"{name}.log")
+            and not os.path.lexists(starts / f"{name}.json")
+        )
 
     def save_start(self, start: Start) -> None:
-        """Store a start under its log's name."""
+        """Store a start under its log's name.
+
+        Raises:
+            AutotuneError: if it cannot be written.
+        """
         _write((self.path / "starts" / start.log).with_suffix(".json"), start.model_dump_json(indent=1))
 
     def starts(self) -> list[Start]:
@@ -215,6 +279,28 @@ class Folder:
             BrokenFileError: if one of them is none.
         """
         return [_start(file) for file in sorted((self.path / "starts").glob("*.json"))]
+
+
+def _places(plan: Plan) -> Iterator[tuple[int, Point, Arm]]:
+    return ((r, point, arm) for r in range(plan.rounds) for point in plan.points for arm in plan.arms)
+
+
+@contextmanager
+def told_files() -> Iterator[None]:
+    """The boundary at which a file that cannot be read or written becomes an error that names it.
+
+    Raises:
+        AutotuneError: for it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise  # of no file: standard output, which the program tells of itself
+        raise AutotuneError(
+            f"{error.filename2 or error.filename} cannot be read or written: {reason(error)}.",
+            "Move away what is in its place, or give a folder that you may read and write.",
+        ) from error
 
 
 def parse_plan(content: bytes, file: Path, hint: str) -> Plan:
@@ -249,14 +335,28 @@ def _start(file: Path) -> Start:
 
 
 def write_json(file: Path, data: object) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file whole or not at all.
+
+    Raises:
+        AutotuneError: if it cannot be written.
+    """
     _write(file, json.dumps(data, indent=1))
 
 
 def _write(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.part")
-    with partial.open("w") as stream:
-        stream.write(text + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+    partial = _partial(file)
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            stream.write(text + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+    except OSError as error:
+        raise AutotuneError(
+            f"{file} cannot be written: {reason(error)}.",
+            "Make room for it, and run the same command again: what is finished stays.",
+        ) from error
+
+
+def _partial(file: Path) -> Path:
+    return file.with_name(f".{file.name}.part")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ from autotune.lab.machine import Place, this_place
 from autotune.lab.model import MODEL_NAMES, write_model
 from autotune.lab.outputs import Asked, Difference, compare_outputs
 from autotune.lab.plan import Arm, Plan, Point
-from autotune.lab.results import Folder, Result
+from autotune.lab.results import Folder, Result, told_files
 from autotune.lab.tables import read_table, restricted
+from autotune.vocabulary.catalogue import resolve_problem
 from autotune.vocabulary.errors import MissingDependencyError, UsageError
 from autotune.vocabulary.table import RoutingTable
 from autotune.vocabulary.text import counted
 
 Task = tuple[int, Point, Arm]
+_SPLITS = re.compile(r"--[a-z-]*parallel|-(tp|dp|ep)\b")
+"""Words of vLLM's command line that spread a layer over GPUs."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ def run_plan(plan: Plan, folder: Folder, options: Options, tell: Callable[[str],
         )
     with folder.locked():
         folder.open(plan)
+        folder.require_room(plan)
         place = _ready_place(folder, tell)
         tasks = missing(plan, folder, place)
         total = len(plan.arms) * len(plan.points) * plan.rounds
@@ -93,10 +98,12 @@ def greedy_outputs(
         AutotuneError: if a server fails.
     """
     _check(plan, options)
-    _model(plan, folder, options)
+    with told_files():
+        _model(plan, folder, options)
     # Alone on the GPU each server gets what the resident ones share.
     alone = plan.model_copy(update={"servers": "one at a time", "cache": "warm"})
     with folder.locked():
+        folder.require_room(plan)
         place = _ready_place(folder, tell)
         with _host(alone, folder, options, place, tell) as host:
             # They differ in what memory they get from those that are measured.
@@ -104,11 +111,14 @@ def greedy_outputs(
             return compare_outputs(host, alone, folder, asked, tell)
 
 
-def check_arms(plan: Plan, table: RoutingTable | None) -> None:
+def check_arms(plan: Plan, table: RoutingTable | None, *, own_model: bool = False) -> None:
     """Refuse, before any server starts, an arm that has nothing to show with this table.
 
+    Args:
+        own_model: a model of the user's is served, whose layer is not known here.
+
     Raises:
-        UsageError: naming the arm, or that the table is not the plan's.
+        UsageError: naming the arm, or that the table is not the plan's or of another layer.
     """
     for arm in plan.arms:
         if arm.table is not None and table is None:
@@ -121,9 +131,38 @@ def check_arms(plan: Plan, table: RoutingTable | None) -> None:
             f"{plan.table[:12] or 'which uses none'}.",
             "Give the one that the plan was made with: --table FILE.",
         )
+    if not own_model:
+        _require_layer(plan, table)
     for arm in plan.arms:
         if arm.table is not None and arm.table != "published":
             restricted(table, arm.table)
+
+
+def _require_layer(plan: Plan, table: RoutingTable) -> None:
+    """A table of another layer answers nothing: the arms would show stock vLLM, and the report no benefit.
+
+    Raises:
+        UsageError: if the table is not of the layer of the model that is written for the plan.
+    """
+    name = MODEL_NAMES.get(plan.scheme)
+    if name is None:
+        return  # no model is written for it, which is another error
+    served, checkpoint = resolve_problem(name)
+    found = table.problem
+    same = found == served
+    if any(_SPLITS.match(word) for word in _words(plan)):  # each GPU then has a part of the layer
+        whole = ("global_experts", "K", "topk", "scheme", "act")
+        same = all(getattr(found, field) == getattr(served, field) for field in whole)
+    if not same or table.checkpoint != checkpoint:
+        raise UsageError(
+            f"The table is of {found} ({table.checkpoint}), and the model that is served has {served} "
+            f"({checkpoint}): vLLM would take nothing from it.",
+            f"Give a table of {name} with --table, or the model that it is for with --model-folder.",
+        )
+
+
+def _words(plan: Plan) -> list[str]:
+    return [*plan.server, *(word for arm in plan.arms for word in arm.serve_args)]
 
 
 def _check(plan: Plan, options: Options) -> None:
@@ -132,7 +171,14 @@ def _check(plan: Plan, options: Options) -> None:
             "--outputs asks the servers that stay resident, and here they do not.",
             "Run `autotune lab outputs` on the folder afterwards.",
         )
-    check_arms(plan, None if options.table is None else read_table(options.table))
+    last = options.port + len(plan.arms)  # the service's
+    if last > 65535:
+        raise UsageError(
+            f"{len(plan.arms)} servers from port {options.port} on need one above 65535.",
+            "Give a lower --port.",
+        )
+    table = None if options.table is None else read_table(options.table)
+    check_arms(plan, table, own_model=options.model is not None)
     if plan.scheme not in MODEL_NAMES:
         raise UsageError(f"There is no model for {plan.scheme}.", f"Known: {', '.join(MODEL_NAMES)}.")
 
@@ -177,6 +223,11 @@ def missing(plan: Plan, folder: Folder, place: Place) -> list[Task]:
             here.sort(key=lambda task: order[task[2].name])
         tasks += here
     return tasks
+
+
+def round_seed(plan: Plan, round_: int) -> int:
+    """The seed of a round's prompts, below 2**32: arms of one pair get the same, rounds get their own."""
+    return plan.seed * 1000 + round_
 
 
 class _Run:
@@ -242,12 +293,9 @@ class _Run:
         done.touch()
 
     def _drive(self, hosted: Hosted, round_: int, point: Point) -> dict[str, float]:
-        # Arms of one pair get the same prompts, rounds get their own.
-        seed = self.plan.seed * 1000 + round_
+        seed = round_seed(self.plan, round_)
         ahead = 0 if self.plan.cache == "cold" else None
-        arguments = bench_arguments(
-            point, self.host.model, hosted.server.port, seed, ahead
-        )  # fmt: skip
+        arguments = bench_arguments(point, self.host.model, hosted.server.port, seed, ahead)
         return self.bench.measure(arguments, point, self.host.check, self.options.point_limit_s)
 
     def _one(self, hosted: Hosted, round_: int, point: Point, arm: Arm) -> Result:

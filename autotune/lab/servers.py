@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import shlex
 import socket
 import subprocess
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from autotune.lab.children import dies_with_parent, stop
 from autotune.vocabulary.errors import AutotuneError, ConflictError
+from autotune.vocabulary.files import reason
 
 
 @dataclass
@@ -69,20 +71,31 @@ class Server:
 def start(name: str, command: Sequence[str], env: Mapping[str, str], port: int, log: Path) -> Server:
     """Start a server on a free port.
 
+    Args:
+        name: of its arm, for messages.
+
     Raises:
+        AutotuneError: if there is no such program, or it cannot be run.
         ConflictError: if the port is taken.
     """
     refuse_taken(port)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=dies_with_parent,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                env=env,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=dies_with_parent,
+            )
+        except OSError as error:
+            said = shlex.join(command)
+            raise AutotuneError(
+                f"The server of {name} cannot be started: {reason(error)}. Its command: {said[:300]}",
+                "Let the plan's `server` begin with a program that can be run here.",
+            ) from error
     return Server(name, process, port, log)
 
 

@@ -14,9 +14,10 @@ from autotune.lab.arms import named_arms
 from autotune.lab.hosting import VLLM_SERVE, Host
 from autotune.lab.machine import gpu_memory_of, this_place
 from autotune.lab.metrics import steps
+from autotune.lab.outputs import Asked
 from autotune.lab.plan import Plan
 from autotune.lab.results import Folder
-from autotune.lab.running import Options, run_plan
+from autotune.lab.running import Options, greedy_outputs, run_plan
 from autotune.lab.tables import read_table
 from autotune.vocabulary.errors import AutotuneError, UsageError
 from autotune.vocabulary.problem import Scheme
@@ -87,13 +88,18 @@ def test_resident_servers_share_the_memory(tmp_path: Path) -> None:
 def test_an_arm_without_routes_is_refused_before_anything_starts(tmp_path: Path) -> None:
     table = starter_table("fp8_block128")
     arms = named_arms(["swap_ab"], Scheme.FP8_BLOCK128)
-    plan = stand_in_plan(arms=[arm.model_dump() for arm in arms], table=read_table(table).digest)
+    given = {"arms": [arm.model_dump() for arm in arms], "table": read_table(table).digest}
+    plan = stand_in_plan(**given, scheme="fp8_block128")
     with pytest.raises(UsageError, match="no winning route for the arm 'swap_ab'"):
         run_plan(plan, Folder(tmp_path), Options(table=table), print)
     with pytest.raises(UsageError, match="is not the plan's"):
         run_plan(plan, Folder(tmp_path), Options(table=TABLE), print)
     with pytest.raises(UsageError, match="--table"):
         run_plan(plan, Folder(tmp_path), Options(), print)
+    other = stand_in_plan(**given)
+    for do in (run_plan, lambda *words: greedy_outputs(*words[:3], Asked(), words[3])):
+        with pytest.raises(UsageError, match="vLLM would take nothing from it"):
+            do(other, Folder(tmp_path), Options(table=table), print)
     assert not (tmp_path / "logs").exists()
 
 
@@ -178,3 +184,64 @@ def test_servers_that_start_at_once_are_all_there_or_none_is(tmp_path: Path) -> 
         assert list(host.running) == ["stock"]
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", host.port)) != 0
+
+
+@pytest.mark.parametrize(("program", "why"), [("/no/such/binary", "No such file"), ("/etc", "denied")])
+def test_a_program_that_cannot_be_run_is_named_with_its_arm(tmp_path: Path, program: str, why: str) -> None:
+    plan = stand_in_plan(server=(program, "--port", "{port}"))
+    with host_of(plan, tmp_path) as host:
+        with pytest.raises(AutotuneError, match="server of stock cannot be started") as told:
+            host.ready(plan.arms[0])
+        assert why in told.value.message
+        assert f"Its command: {program} --port {host.port}" in told.value.message
+        assert "`server`" in told.value.hint
+        assert not host.running
+
+
+def test_an_environment_that_is_no_utf8_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_OF_THE_USER", os.fsdecode(b"\xff"))
+    plan = stand_in_plan()
+    with host_of(plan, tmp_path) as host:
+        host.ready(plan.arms[0])
+    (start,) = Folder(tmp_path).starts()
+    assert start.environment["VLLM_OF_THE_USER"] == "\\udcff"
+
+
+def test_a_log_has_a_name_that_no_start_has_had(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.open(stand_in_plan())
+    for name in ("logs/a-2.log", "starts/a-1.json", "logs/a-b-3.log"):
+        (tmp_path / name).touch()
+    assert folder.new_log("a").name == "a-3.log"
+    assert folder.new_log("a-b").name == "a-b-1.log"
+
+
+@pytest.mark.parametrize("name", ["site/autotune_random_weights.py", "model-fp8_tensor-2", "running.json"])
+def test_what_stands_in_a_files_place_is_named(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, folder = stand_in_plan(), Folder(tmp_path)
+    folder.open(plan)
+    if name.startswith("model"):
+        monkeypatch.setattr("autotune.lab.model._tokenizer_packages", lambda: None)
+        (tmp_path / name).touch()
+    else:
+        (tmp_path / name).mkdir()
+    model = None if name.startswith("model") else tmp_path
+    options = Options(port=free_ports(4), model=model, start_limit_s=60)
+    with pytest.raises(AutotuneError, match=f"{name} cannot be read or written: ") as told:
+        greedy_outputs(plan, folder, options, Asked(), print)
+    assert told.value.hint.startswith("Move away what is in its place")
+
+
+def test_servers_need_ports_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="2 servers from port 65534 on need one above 65535"):
+        run_plan(stand_in_plan(), Folder(tmp_path), Options(port=65534), print)
+
+
+@pytest.mark.parametrize("value", ["1.2.3", "1e999", "e", "."])
+def test_a_count_that_is_no_number_is_left_out(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "stock-1.metrics"
+    sample = 'autotune_steps_total{answer="route",backend="triton",graph="FULL",tokens="1"} '
+    file.write_bytes(f"{sample}3.0\n{sample}{value}\n".encode() + b"\xff\n")
+    assert steps(file) == {"1 triton, FULL graph": 3}

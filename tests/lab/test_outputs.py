@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from autotune.cli.lab_plan import starter_table
-from autotune.lab.outputs import Greedy, compare, complete, make_prompts
+from autotune.lab.outputs import Asked, Greedy, compare, complete, make_prompts
 from autotune.lab.results import Folder
 from autotune.lab.tables import read_table
-from autotune.vocabulary.errors import AutotuneError
+from autotune.vocabulary.errors import AutotuneError, UsageError
 from tests.lab.labs import ROOT, Lab, stand_in_plan
 
 
@@ -62,6 +62,33 @@ def test_the_prompts_of_both_are_compared_place_by_place() -> None:
     assert difference.read_largest == pytest.approx(0.5)
     assert difference.within, "what they generated is the same"
     assert "The prompts' 4 tokens, which both read" in str(difference)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tolerance": float("nan")}, "--tolerance nan is no number"),
+        ({"tolerance": -1.0}, "--tolerance -1 is no number"),
+        ({"tolerance": float("inf")}, "--tolerance inf is no number"),
+        ({"shortest": 9, "longest": 8}, "--shortest 9 is above --longest 8"),
+        ({"prompts": 0}, "at least one each"),
+    ],
+)
+def test_what_cannot_be_asked_is_bad_usage(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Asked(**given)
+    assert Asked(tolerance=0.0).tolerance == 0
+
+
+def test_a_tolerance_that_nothing_passes_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.open(stand_in_plan())
+    command = [sys.executable, "-m", "autotune", "lab", "outputs", str(tmp_path), "--tolerance"]
+    for value in ("nan", "-1"):
+        done = subprocess.run([*command, value], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"--tolerance {value} is no number" in done.stderr
+    assert not list((tmp_path / "logs").iterdir())
 
 
 def test_prompts_are_words_of_the_model_and_the_same_for_every_arm() -> None:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from autotune.cli.lab_plan import make_plan, starter_table
+from autotune.cli.lab_plan import make_plan, starter_table, whole_path
 from autotune.lab.arms import known_arms, named_arms
 from autotune.lab.client import bench_arguments
 from autotune.lab.cold import cold_over_again, cold_over_warm
 from autotune.lab.logs import compiles, kept_lines, memory
 from autotune.lab.machine import Place
-from autotune.lab.plan import Plan, Point, Restriction
+from autotune.lab.plan import MAX_ROUNDS, MAX_SEED, Plan, Point, Restriction
 from autotune.lab.report import METRICS, Outcome, compare, make_report
-from autotune.lab.results import Folder, Pair, Result
-from autotune.lab.running import missing
+from autotune.lab.results import LEAST, MOST, Folder, Pair, Result
+from autotune.lab.running import check_arms, missing, round_seed
 from autotune.lab.tables import read_table, restricted, vllm_swaps, write_table
 from autotune.vllm_plugin.tile_choice import covered
 from autotune.vocabulary.candidate import TritonCandidate
-from autotune.vocabulary.errors import UnknownNameError, UsageError
+from autotune.vocabulary.errors import AutotuneError, ConflictError, UnknownNameError, UsageError
 from autotune.vocabulary.problem import Scheme
 from autotune.vocabulary.settings import Settings
 from autotune.vocabulary.table import RoutingTable, Verdict
@@ -218,7 +221,15 @@ def test_the_options_make_a_plan() -> None:
         ({"rounds": 10**12}, "1000"),
         ({"env": ["=1"]}, "NAME=VALUE"),
         ({"env": ["all:A=\0"]}, "no environment variable"),
+        ({"env": ["A=\udcff"]}, r"'\\udcff' is no environment variable in UTF-8"),
+        ({"env": ["all:\udcff=1"]}, "no environment variable in UTF-8"),
         ({"serve_args": ["\0"]}, "NUL"),
+        ({"serve_args": ["-x\udcff"]}, "no UTF-8"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
+        ({"seed": MAX_SEED + 1}, "seed: Input should be less than or equal to 4294966"),
+        ({"requests": 10**20}, "requests: Input should be less"),
+        ({"prompts": "9" * 400}, "Input should be less"),
+        ({"output": 10**400}, "output: Input should be"),
     ],
 )
 def test_what_is_no_plan_is_refused(given: dict[str, object], message: str) -> None:
@@ -226,13 +237,16 @@ def test_what_is_no_plan_is_refused(given: dict[str, object], message: str) -> N
         plan_of(**given)
 
 
+def test_every_round_of_the_largest_seed_has_one_that_numpy_takes() -> None:
+    plan = plan_of(seed=MAX_SEED, rounds=MAX_ROUNDS)
+    assert round_seed(plan, 0) == MAX_SEED * 1000
+    assert round_seed(plan, MAX_ROUNDS - 1) < 2**32
+    seeds = {round_seed(plan_of(seed=seed), round_) for seed in (0, 1, 2) for round_ in range(MAX_ROUNDS)}
+    assert len(seeds) == 3 * MAX_ROUNDS
+
+
 def test_an_arm_without_a_winner_is_refused_before_its_plan_is_shown(tmp_path: Path) -> None:
     """Which one it is follows from the starter table, which a new recording may change."""
-    import subprocess
-    import sys
-
-    from autotune.lab.running import check_arms
-
     without = [
         name
         for name, arm in known_arms(Scheme.FP8_BLOCK128).items()
@@ -256,12 +270,63 @@ def test_an_arm_without_a_winner_is_refused_before_its_plan_is_shown(tmp_path: P
         check_arms(Plan.model_validate_json(shown.stdout), TENSOR)
 
 
+def of_layer(table: RoutingTable, **changed: object) -> RoutingTable:
+    return table.model_copy(update={"problem": table.problem.model_copy(update=changed)})
+
+
+@pytest.mark.parametrize(
+    ("table", "serve_args"),
+    [
+        (BLOCK, []),
+        (of_layer(TENSOR, N=384), []),
+        (of_layer(TENSOR, K=4096), ["--tensor-parallel-size", "2"]),
+        (TENSOR.model_copy(update={"checkpoint": "compressed-tensors"}), []),
+    ],
+)
+def test_a_table_of_another_layer_is_refused_unless_another_model_is_served(
+    table: RoutingTable, serve_args: list[str]
+) -> None:
+    plan = plan_of(table=table.digest, serve_args=serve_args)
+    with pytest.raises(UsageError, match="vLLM would take nothing from it"):
+        check_arms(plan, table)
+    check_arms(plan, table, own_model=True)
+
+
+def test_a_table_of_a_part_of_the_layer_goes_with_servers_on_several_gpus() -> None:
+    half = of_layer(TENSOR, N=384)
+    for words in (["--tensor-parallel-size=2"], ["-tp", "2"]):
+        check_arms(plan_of(table=half.digest, serve_args=words), half)
+    some = of_layer(TENSOR, E=64, ep=2)
+    check_arms(plan_of(table=some.digest, serve_args=["--enable-expert-parallel"]), some)
+
+
+def test_a_plan_with_a_table_of_another_layer_is_not_shown(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autotune", "lab", "run", "--out", str(tmp_path / "x"), "--show"]
+    command += ["--scheme", "fp8_block128", "--table", str(starter_table("fp8_tensor"))]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "vLLM would take nothing from it" in refused.stderr
+    own = subprocess.run([*command, "--model-folder", "m"], capture_output=True, text=True, timeout=60)
+    assert own.returncode == 0, own.stderr
+
+
 def _has_winner(table: RoutingTable, to: Restriction | None) -> bool:
     assert to is not None
     try:
         return bool(winners(restricted(table, to)))
     except UsageError:
         return False
+
+
+def test_a_folder_is_taken_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert whole_path(Path("x")) == Path(os.path.realpath(tmp_path)) / "x"
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(AutotuneError, match="loop cannot be written"), Folder(whole_path(loop)).locked():
+        pass
+    with pytest.raises(UsageError, match=r"x\\udcff' is no UTF-8"):
+        whole_path(tmp_path / "x\udcff")
 
 
 def test_every_arm_goes_first_in_turn() -> None:
@@ -342,14 +407,21 @@ def pairs_of(plan: Plan, ratios: list[float], metric: str) -> list[Pair]:
         ("output_throughput", [], Outcome.TOO_FEW),
         ("p95_ttft_ms", [0.8, 0.81, 0.82], Outcome.BETTER),
         ("p95_ttft_ms", [1.1, 1.2, 1.3], Outcome.WORSE),
+        ("p50_itl_ms", [1e-9, 0.0, 0.0], None),
     ],
 )
 def test_a_verdict_needs_rounds_and_an_interval_beyond_the_margin(
-    metric: str, ratios: list[float], outcome: Outcome
+    metric: str, ratios: list[float], outcome: Outcome | None
 ) -> None:
+    """Args:
+    outcome: None where no ratio is one of figures.
+    """
     plan = stand_in_plan()
     meant = next(m for m in METRICS if m.name == metric)
     found = compare(plan, pairs_of(plan, ratios, metric), "fast", "stock", plan.points[0], meant, 0.01)
+    if outcome is None:
+        assert (found.outcome, found.rounds, found.ratio) == (Outcome.TOO_FEW, 0, None)
+        return
     assert found.outcome is outcome
     assert found.rounds == len(ratios)
     if ratios:
@@ -390,6 +462,83 @@ def test_a_result_in_another_s_place_is_named_and_counts_as_missing(tmp_path: Pa
     found = make_report(folder)
     assert (found.pairs, found.unusable) == (4, (str(copied), str(cut)))
     assert found.to_json_data()["unusable"] == [str(copied), str(cut)]
+
+
+def fill(folder: Folder, plan: Plan, figures: dict[str, float], **more: object) -> list[Path]:
+    """A whole experiment in which every measurement came out the same; its files."""
+    folder.open(plan)
+    for round_ in range(plan.rounds):
+        for point in plan.points:
+            for arm in plan.arms:
+                result = {
+                    "plan": plan.digest, "round": round_, "point": point.name, "arm": arm.name,
+                    "place": Place(boot="b", gpus=(), versions={}), "start": "x", "figures": figures,
+                    "compiles": (), "compiles_since_ready": 0, "lines": (), **more,
+                }  # fmt: skip
+                folder.save(Result.model_validate(result), point, arm)
+    return sorted((folder.path / "results").glob("*.json"))
+
+
+FIGURES = {"p95_ttft_ms": 12.0, "output_throughput": 200.0, "p50_itl_ms": 0.0}
+
+
+@pytest.mark.parametrize("field", ["figures", "again"])
+@pytest.mark.parametrize(
+    "value", ["0", "-1", "NaN", "Infinity", "1e300", "1e-300", '"12"', "true", "null", "[]"]
+)
+def test_a_figure_is_a_number_that_something_measured(tmp_path: Path, field: str, value: str) -> None:
+    plan, folder = stand_in_plan(cache="cold"), Folder(tmp_path)
+    broken = fill(folder, plan, FIGURES, again=FIGURES)[0]
+    data = json.loads(broken.read_text())
+    data[field]["p95_ttft_ms"] = "@"
+    broken.write_text(json.dumps(data).replace('"@"', value))
+    found = make_report(folder)
+    assert (found.pairs, found.unusable) == (5, (str(broken),))
+    assert len(cold_over_again(folder)) == 4
+    assert len(missing(plan, folder, Place(boot="b", gpus=(), versions={}))) == 1
+    json.dumps(found.to_json_data(), allow_nan=False)
+
+
+def test_the_largest_and_the_least_figures_have_a_ratio(tmp_path: Path) -> None:
+    plan, folder = stand_in_plan(), Folder(tmp_path)
+    for file in fill(folder, plan, {"p95_ttft_ms": MOST}):
+        if file.name.endswith("-fast.json"):
+            file.write_text(file.read_text().replace(json.dumps(MOST), json.dumps(LEAST)))
+    found = make_report(folder)
+    assert (found.pairs, found.unusable) == (6, ())
+    ratios = [row.ratio for row in found.comparisons if row.metric == "p95_ttft_ms"]
+    assert ratios == pytest.approx([LEAST / MOST] * 2)
+
+
+def test_cold_and_warm_leave_out_what_lacks_the_figure(tmp_path: Path) -> None:
+    warm, cold = Folder(tmp_path / "warm"), Folder(tmp_path / "cold")
+    fill(warm, stand_in_plan(), {"output_throughput": 200.0})
+    fill(cold, stand_in_plan(cache="cold"), {}, again=FIGURES)
+    assert cold_over_again(cold) == []
+    with pytest.raises(UsageError, match="no arm and point in common"):
+        cold_over_warm(warm, cold)
+
+
+def test_a_folder_in_a_file_s_place_is_named_before_anything_is_measured(tmp_path: Path) -> None:
+    plan, folder = stand_in_plan(), Folder(tmp_path)
+    place = fill(folder, plan, FIGURES)[3]
+    folder.require_room(plan)
+    content = Result.model_validate_json(place.read_text())
+    place.unlink()
+    place.mkdir()
+    assert make_report(folder).unusable == (str(place),)
+    with pytest.raises(ConflictError, match=f"{place.name} is a folder"):
+        folder.require_room(plan)
+    arm, point = plan.arm(content.arm), next(p for p in plan.points if p.name == content.point)
+    with pytest.raises(AutotuneError, match=f"{place.name} cannot be written: Is a directory"):
+        folder.save(content, point, arm)
+    place.rmdir()
+    for name in ("outputs.json", f"results/.r1-{point.name}-{arm.name}.json.part"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(ConflictError, match="is a folder"):
+            folder.require_room(plan)
+        (tmp_path / name).rmdir()
+    folder.require_room(plan)
 
 
 def test_each_cold_server_stands_beside_itself(tmp_path: Path) -> None:

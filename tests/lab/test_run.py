@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from autotune.lab.children import stop_leftovers
+from autotune.lab.client import BenchClient
 from autotune.lab.results import Folder
+from autotune.vocabulary.errors import AutotuneError
 from tests.lab.labs import Lab, stand_in_plan
 
 EQUAL = {"STAND_IN_MS": "9"}
@@ -253,5 +258,43 @@ def test_leftovers_are_told_by_when_they_started(tmp_path: Path) -> None:
     # This very process, as a note of an earlier boot could name it.
     note.write_text(json.dumps({str(os.getpid()): "1"}))
     assert stop_leftovers(note) == 0
-    note.write_text("{")
-    assert stop_leftovers(note) == 0
+    for other in ("{", "[" * 100_000, '{"x": "1"}', "7"):
+        note.write_text(other)
+        assert stop_leftovers(note) == 0
+
+
+@pytest.mark.parametrize(
+    ("says", "fault"),
+    [
+        ("", "The benchmark's client ended with 3"),
+        ('{"ready": true}\n', "The benchmark's client ended with 3"),
+        ('{"ready": true}\n{"completed', "The benchmark's client ended with 3"),
+        ('{"ready": true}\n{}\n', "None of 6 requests completed"),
+        ('{"ready": true}\n{"completed": 6}\n', "None of 120 tokens came back"),
+        (
+            '{"ready": true}\n{"completed": 6, "total_output_tokens": 120, "p95_ttft_ms": NaN}\n',
+            "The benchmark's p95_ttft_ms is nan",
+        ),
+    ],
+)
+def test_a_client_that_ends_or_tells_no_figures_is_named_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, fault: str
+) -> None:
+    monkeypatch.setattr("autotune.lab.client._DYING_S", 0.0)
+    code = f"import sys; sys.stdout.write({says!r}); sys.exit(3)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # Gone before it is asked: its pipe is broken, as a terminal's is that nobody reads any more.
+    process.wait(30)
+    assert process.stdin is not None
+    if says.count("\n") > 1:  # it answers, so that it must have been there
+        process.stdin.close()
+        process.stdin = (tmp_path / "asked").open("wb")
+    with pytest.raises(AutotuneError, match=fault) as told:
+        BenchClient(process, tmp_path / "client.log").measure(
+            [], stand_in_plan().points[0], lambda: None, 30.0
+        )
+    assert "client.log" in str(told.value)
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    assert process.stdout is not None
+    process.stdout.close()

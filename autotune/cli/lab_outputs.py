@@ -41,7 +41,8 @@ def outputs(
     texts. Exit code 1 if the tolerance is passed, or if a pair has no token in common. The prompts are the
     same text for both throughout: of their tokens it says how far the log probabilities are apart, and after
     how many another one would be next. An arm such as stock-triton in the plan shows what a change between
-    vLLM's own backends does. The comparison is also kept in FOLDER/outputs.json.
+    vLLM's own backends does. The comparison is also kept in FOLDER/outputs.json, and each arm's
+    completions in FOLDER/completions as soon as they are there: run again, this asks only who is missing.
 
     Example: autotune lab outputs bench-results/lab-fp8_tensor
     """

@@ -8,14 +8,19 @@ import math
 import random
 import statistics
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from autotune.lab.hosting import Host
+from autotune.lab.machine import Place
 from autotune.lab.plan import Arm, Plan
 from autotune.lab.results import Folder, write_json
 from autotune.vocabulary.errors import AutotuneError, UsageError
+from autotune.vocabulary.files import read_bytes
+from autotune.vocabulary.out_folder import out_folder
 
 VOCABULARY = 151936
 TOLERANCE = 0.1
@@ -53,6 +58,10 @@ class Asked:
                 f"--tolerance {self.tolerance:g} is no number of nats from 0 on.", "Such as 0.1, the default."
             )
 
+    def of_servers(self) -> dict[str, int]:
+        """What decides on the answers: all but the tolerance."""
+        return {name: value for name, value in asdict(self).items() if name != "tolerance"}
+
 
 @dataclass(frozen=True)
 class Greedy:
@@ -69,6 +78,25 @@ class Greedy:
     logprobs: tuple[float, ...]
     read: tuple[float, ...] = ()
     likeliest: tuple[str, ...] = ()
+
+
+class Completions(BaseModel):
+    """What one arm answered.
+
+    Args:
+        plan: digest of the plan that it is an arm of.
+        model: the folder that was served.
+        asked: what decides on the answers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: str
+    arm: str
+    model: str
+    asked: dict[str, int]
+    place: Place
+    completions: tuple[Greedy, ...]
 
 
 @dataclass(frozen=True)
@@ -239,19 +267,33 @@ def compare(
 
 def collect(
     host: Host, arms: Sequence[Arm], prompts: Sequence[str], tokens: int, tell: Callable[[str], None]
-) -> dict[str, list[Greedy]]:
+) -> Iterator[tuple[Arm, list[Greedy]]]:
     """Completions of every arm, one server after the other, one request at a time."""
-    found = {}
     for arm in arms:
         hosted = host.ready(arm)
         completions = []
         for prompt in prompts:
             hosted.server.check()
             completions.append(complete(hosted.server.address, str(host.model), prompt, tokens, 600.0))
-        found[arm.name] = completions
         tell(f"{arm.name}: {len(completions)} completions")
         host.stop(arm)
-    return found
+        yield arm, completions
+
+
+def kept_completions(host: Host, plan: Plan, folder: Folder, asked: Asked) -> dict[str, list[Greedy]]:
+    """Completions that an earlier comparison has left, by arm: all, of wherever, or those of this machine."""
+    found: dict[str, Completions] = {}
+    for arm in plan.arms:
+        try:
+            read = Completions.model_validate_json(read_bytes(folder.completions(arm)))
+        except (OSError, ValidationError):
+            continue
+        same = (plan.digest, arm.name, str(host.model), asked.of_servers())
+        if (read.plan, read.arm, read.model, read.asked) == same:
+            found[arm.name] = read
+    places = [read.place for read in found.values()]
+    whole = len(found) == len(plan.arms) and all(place == places[0] for place in places)
+    return {n: list(read.completions) for n, read in found.items() if whole or read.place == host.place}
 
 
 def compare_outputs(
@@ -259,11 +301,24 @@ def compare_outputs(
 ) -> list[Difference]:
     """Ask all arms, compare each with its reference, and keep what came out in the folder's `outputs.json`.
 
+    Each arm's completions are kept in `completions/` as soon as they are there, and not asked for again.
+
     Raises:
-        AutotuneError: if a server fails; then nothing is kept.
+        AutotuneError: if a server fails; the completions of the arms before it stay.
     """
     prompts = make_prompts(asked.prompts, asked.shortest, asked.longest, plan.seed)
-    found = collect(host, plan.arms, prompts, asked.tokens, tell)
+    found = kept_completions(host, plan, folder, asked)
+    if found:
+        tell(f"{', '.join(found)}: the completions are there ({folder.completions_folder})")
+    missing = [arm for arm in plan.arms if arm.name not in found]
+    for arm, completions in collect(host, missing, prompts, asked.tokens, tell):
+        found[arm.name] = completions
+        kept = Completions(
+            plan=plan.digest, arm=arm.name, model=str(host.model), asked=asked.of_servers(),
+            place=host.place, completions=tuple(completions),
+        )  # fmt: skip
+        out_folder(folder.completions_folder)
+        write_json(folder.completions(arm), kept.model_dump(mode="json"))
     compared = [
         compare(arm.name, arm.against, found[arm.name], found[arm.against], asked.tolerance)
         for arm in plan.arms

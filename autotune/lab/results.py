@@ -128,6 +128,15 @@ class Folder:
         """Where the comparison of greedy outputs is kept, once it was made."""
         return self.path / "outputs.json"
 
+    @property
+    def completions_folder(self) -> Path:
+        """Where the arms' greedy completions are kept."""
+        return self.path / "completions"
+
+    def completions(self, arm: Arm) -> Path:
+        """The file of one arm's greedy completions."""
+        return self.completions_folder / f"{arm.name}.json"
+
     def open(self, plan: Plan) -> None:
         """Take the folder for a plan.
 

@@ -186,6 +186,40 @@ def test_the_command_compares_served_completions(
     assert "tokens differ" in text
 
 
+@pytest.mark.slow
+def test_what_an_arm_answered_is_not_asked_again(model: Path, tmp_path: Path) -> None:
+    """Killed after the first arm, an hour is not lost; and another tolerance needs no server."""
+    counts = [tmp_path / f"{name}.count" for name in ("stock", "fast")]
+    plan = stand_in_plan(*({"STAND_IN_COUNT": str(file)} for file in counts))
+    lab = Lab(tmp_path, model, plan)
+    folder = Folder(lab.folder)
+    folder.open(plan)
+    few = ("--prompts", "2", "--tokens", "4")
+
+    def asked() -> list[int]:
+        return [len(file.read_text()) for file in counts]
+
+    lab.do("outputs", *few)
+    assert asked() == [2, 2]
+    folder.completions(plan.arms[1]).write_text("{")
+    said = lab.do_both("outputs", *few)
+    assert "stock: the completions are there" in said
+    assert asked() == [2, 4]
+    lab.do("outputs", *few, "--tolerance", "0")
+    assert asked() == [2, 4]
+    lab.do("outputs", "--prompts", "2", "--tokens", "5")
+    assert asked() == [4, 6]
+    # Those of another machine count together, and not beside this one's.
+    kept = [folder.completions(arm) for arm in plan.arms]
+    for file in kept:
+        file.write_text(file.read_text().replace('"boot": "', '"boot": "another'))
+    lab.do("outputs", "--prompts", "2", "--tokens", "5")
+    assert asked() == [4, 6]
+    kept[0].unlink()
+    lab.do("outputs", "--prompts", "2", "--tokens", "5")
+    assert asked() == [6, 8]
+
+
 def test_a_run_compares_outputs_while_its_servers_are_there(model: Path, tmp_path: Path) -> None:
     starts = {name: tmp_path / f"{name}.count" for name in ("stock", "fast")}
     envs = [{"STAND_IN_COUNT": str(file)} for file in starts.values()]

@@ -29,6 +29,14 @@ def outputs(
     start_limit: Annotated[
         float, typer.Option("--start-limit", min=1, help="Seconds for a server to get ready.")
     ] = 1200.0,
+    start_at_once: Annotated[
+        bool,
+        typer.Option(
+            "--start-at-once",
+            help="Start the servers side by side, each with its share of the plan's GPU memory; for plans "
+            "that give them their KV cache, as `autotune lab run --start-at-once` needs it.",
+        ),
+    ] = False,
     model: Annotated[
         Path | None, typer.Option("--model-folder", help="As given to `autotune lab run`.")
     ] = None,
@@ -62,7 +70,11 @@ def outputs(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     file = table or (starter_table(plan.scheme) if plan.table else None)
     options = Options(
-        port=port, start_limit_s=start_limit, table=file, model=whole_path(model) if model else None
+        port=port,
+        at_once=start_at_once,
+        start_limit_s=start_limit,
+        table=file,
+        model=whole_path(model) if model else None,
     )
     compared = greedy_outputs(plan, kept, options, asked, lambda text: typer.echo(text, err=True))
     data = [difference.to_json_data() for difference in compared]

@@ -297,9 +297,18 @@ def kept_completions(host: Host, plan: Plan, folder: Folder, asked: Asked) -> di
 
 
 def compare_outputs(
-    host: Host, plan: Plan, folder: Folder, asked: Asked, tell: Callable[[str], None]
+    host: Host,
+    plan: Plan,
+    folder: Folder,
+    asked: Asked,
+    tell: Callable[[str], None],
+    *,
+    at_once: bool = False,
 ) -> list[Difference]:
     """Ask all arms, compare each with its reference, and keep what came out in the folder's `outputs.json`.
+
+    Args:
+        at_once: start the servers side by side; they are asked one after another all the same.
 
     Each arm's completions are kept in `completions/` as soon as they are there, and not asked for again.
 
@@ -311,6 +320,8 @@ def compare_outputs(
     if found:
         tell(f"{', '.join(found)}: the completions are there ({folder.completions_folder})")
     missing = [arm for arm in plan.arms if arm.name not in found]
+    if at_once:
+        host.ready_at_once(missing)
     for arm, completions in collect(host, missing, prompts, asked.tokens, tell):
         found[arm.name] = completions
         kept = Completions(

@@ -91,7 +91,10 @@ def run_plan(plan: Plan, folder: Folder, options: Options, tell: Callable[[str],
 def greedy_outputs(
     plan: Plan, folder: Folder, options: Options, asked: Asked, tell: Callable[[str], None]
 ) -> list[Difference]:
-    """Greedy outputs of every arm against its reference's; servers one at a time, one request at a time.
+    """Greedy outputs of every arm against its reference's, one request at a time.
+
+    Servers run one at a time, each with all of the plan's GPU memory, or with `options.at_once` all of them,
+    each with its share.
 
     Raises:
         ConflictError: for a folder or port that is taken.
@@ -101,14 +104,15 @@ def greedy_outputs(
     with told_files():
         _model(plan, folder, options)
     # Alone on the GPU each server gets what the resident ones share.
-    alone = plan.model_copy(update={"servers": "one at a time", "cache": "warm"})
+    servers = "together" if options.at_once else "one at a time"
+    asking = plan.model_copy(update={"servers": servers, "cache": "warm"})
     with folder.locked():
         folder.require_room(plan)
         place = _ready_place(folder, tell)
-        with _host(alone, folder, options, place, tell) as host:
+        with _host(asking, folder, options, place, tell) as host:
             # They differ in what memory they get from those that are measured.
             host.keep_starts = False
-            return compare_outputs(host, alone, folder, asked, tell)
+            return compare_outputs(host, asking, folder, asked, tell, at_once=options.at_once)
 
 
 def check_arms(plan: Plan, table: RoutingTable | None, *, own_model: bool = False) -> None:

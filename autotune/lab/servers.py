@@ -45,7 +45,9 @@ class Server:
         if code is not None:
             raise AutotuneError(f"The server of {self.name} ended with {code}.", f"Read {self.log}.")
 
-    def wait_ready(self, limit_s: float, path: str = "/health") -> float:
+    def wait_ready(
+        self, limit_s: float, path: str = "/health", hint: str = "or allow more with --start-limit."
+    ) -> float:
         """Seconds from the start until the path answers.
 
         Raises:
@@ -60,7 +62,7 @@ class Server:
                 time.sleep(0.2)
         raise AutotuneError(
             f"The server of {self.name} was not ready within {limit_s:.0f} s.",
-            f"Read {self.log}, or allow more with --start-limit.",
+            f"Read {self.log}, {hint}",
         )
 
     def stop(self) -> None:

@@ -42,7 +42,7 @@ def service(table: Path, folder: Path, port: int) -> Iterator[Server]:
         "the service", [*autotune, "serve", *db, "--port", str(port)], env, port, folder / "service.log"
     )
     try:
-        server.wait_ready(60.0, "/healthz")
+        server.wait_ready(60.0, "/healthz", hint="or see whether something holds the machine up.")
         yield server
     finally:
         server.stop()

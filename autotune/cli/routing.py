@@ -186,6 +186,10 @@ def export(
         tables = [t.table for t in of_gpu if t.table]
         if out is not None and not tables:
             raise no_tables(snapshot, want, of_gpu)
+        for left in (t for t in of_gpu if not t.table):
+            typer.echo(
+                f"{left.problem} is left out: its channel says that nothing is to be applied", err=True
+            )
     _export_vllm(tables, out)
 
 

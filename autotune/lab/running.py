@@ -72,6 +72,8 @@ def run_plan(plan: Plan, folder: Folder, options: Options, tell: Callable[[str],
         folder.open(plan)
         folder.require_room(plan)
         place = _ready_place(folder, tell)
+        for file in folder.unusable(plan):
+            tell(f"{file} is no result of this plan at that place: it is measured again")
         tasks = missing(plan, folder, place)
         total = len(plan.arms) * len(plan.points) * plan.rounds
         tell(f"{total - len(tasks)} of {total} measurements are there; {place}")

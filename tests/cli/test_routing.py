@@ -250,6 +250,10 @@ def test_none_in_the_default_database_counts_as_an_answer(file: str, tmp_path: P
         )  # fmt: skip
     decision = json.loads(run("route", *MODEL, "--tokens", "8", "--json").stdout)
     assert decision["reason"] == "none_published"
+    out = tmp_path / "tiles"
+    said = run("table", "export", "--gpu", "h200", "--format", "vllm", "--out", str(out)).stderr
+    assert f"{table.problem} is left out: its channel says that nothing is to be applied" in said
+    assert list(out.iterdir())
 
 
 def test_what_the_plugin_reads_is_no_database(file: str, monkeypatch: pytest.MonkeyPatch) -> None:

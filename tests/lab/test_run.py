@@ -247,8 +247,10 @@ def test_cold_servers_of_a_pair_start_side_by_side_and_again_for_each_pair(
     ]
     assert all(r.again["output_throughput"] > 0 for p in folder.pairs(plan) for r in p.results.values())
     # Resumed in the middle of a pair, only the arm that is missing starts.
-    (folder.path / "results" / f"r1-{plan.points[1].name}-fast.json").unlink()
+    broken = folder.path / "results" / f"r1-{plan.points[1].name}-fast.json"
+    broken.write_text("{")
     again = lab.do_both("run", "--start-at-once")
+    assert f"{broken} is no result of this plan at that place: it is measured again" in again
     assert [line.split()[1] for line in again.splitlines() if line.startswith("starting")] == ["fast"]
     assert "--outputs asks" in lab.do("run", "--outputs", fails=True)
 
